@@ -1,0 +1,57 @@
+# The tools that the targets need are pinned here and built into bin/ once.
+GOLANGCI_LINT_VERSION := v2.15.0
+GOFUMPT_VERSION       := v0.12.0
+
+GOLANGCI_LINT := bin/golangci-lint-$(GOLANGCI_LINT_VERSION)
+GOFUMPT       := bin/gofumpt-$(GOFUMPT_VERSION)
+PROGRAMS      := worker shoal agent dockerfilter bench
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test race lint fmt image engine build tools bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: engine build ## create a sandbox, run a program in it, remove it
+	@SHOAL_IMAGE=$$(image/build.sh) demo/demo.sh
+
+test: ## run every test, with real Docker and the race detector
+	@scripts/runsc.sh
+	@scripts/test.sh
+
+race: ## run the tests that need no Docker, with the race detector
+	@go test -short -race -shuffle=on -timeout 5m ./...
+
+lint: tools ## check format, rules, modules and the arm64 build
+	@scripts/lint.sh $(GOLANGCI_LINT) $(GOFUMPT)
+
+fmt: tools ## format the code
+	@$(GOLANGCI_LINT) fmt ./...
+
+image: engine ## build the sandbox image, shoal-sandbox:dev
+	@image/build.sh >/dev/null
+
+engine: ## make sure that a Docker engine answers
+	@scripts/engine.sh
+
+build: ## build the programs into bin/
+	@for p in $(PROGRAMS); do if [ -d cmd/$$p ]; then go build -trimpath -o bin/$$p ./cmd/$$p || exit 1; fi; done
+
+bench: engine build ## compare Shoal with docker exec on this machine
+	@SHOAL_IMAGE=$$(image/build.sh) bin/bench
+
+clean: ## remove what was built, the images of this project included
+	@rm -rf bin
+	@scripts/clean.sh
+
+tools: $(GOLANGCI_LINT) $(GOFUMPT)
+
+$(GOLANGCI_LINT):
+	@echo "shoal: building golangci-lint $(GOLANGCI_LINT_VERSION)"
+	@GOBIN=$(CURDIR)/bin go install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_LINT_VERSION)
+	@mv bin/golangci-lint $@
+
+$(GOFUMPT):
+	@echo "shoal: building gofumpt $(GOFUMPT_VERSION)"
+	@GOBIN=$(CURDIR)/bin go install mvdan.cc/gofumpt@$(GOFUMPT_VERSION)
+	@mv bin/gofumpt $@
