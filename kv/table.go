@@ -1,0 +1,231 @@
+package kv
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"reflect"
+	"strings"
+	"time"
+
+	"github.com/nats-io/nats.go/jetstream"
+
+	"shoal/sandbox"
+)
+
+// Table is the part of a bucket that holds values of one type.
+type Table[T any] struct {
+	b *bucket
+	// ttl of every entry written; 0 = for ever.
+	ttl time.Duration
+}
+
+// Entry is a value as it was read, together with what a later [Table.Put]
+// compares against. Change Value and put it; on success the entry stands for
+// what was written.
+type Entry[T any] struct {
+	Key string
+	// Exists is false for a key that never was, has expired or was removed.
+	Exists bool
+	Value  T
+
+	seq   uint64
+	extra map[string]json.RawMessage // fields of a newer version, kept as they are
+}
+
+// opField holds the id of the write inside each value.
+const opField = "_op"
+
+// Get reads key from the leader. An absent key is no error: Exists is false
+// and the entry can be put to create it.
+func (t *Table[T]) Get(ctx context.Context, key string) (*Entry[T], error) {
+	it, err := t.b.read(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	e := &Entry[T]{Key: key, seq: it.seq, Exists: it.present}
+	if !it.present {
+		return e, nil
+	}
+	return e, e.decode(it.data)
+}
+
+// Put writes e if nobody has changed the key since e was read, with the
+// table's TTL.
+func (t *Table[T]) Put(ctx context.Context, e *Entry[T]) error {
+	return t.PutFor(ctx, e, t.ttl)
+}
+
+// PutFor is Put with a TTL of whole seconds for this write; 0 = for ever.
+func (t *Table[T]) PutFor(ctx context.Context, e *Entry[T], ttl time.Duration) error {
+	op := sandbox.NewID()
+	data, err := e.encode(op)
+	if err != nil {
+		return fmt.Errorf("encode %s: %w", e.Key, err)
+	}
+	seq, err := t.b.write(ctx, e.Key, data, e.seq, ttl)
+	switch {
+	case err == nil:
+		e.seq, e.Exists = seq, true
+		return nil
+	case isConflict(err):
+		// On one replica the repeat of a write that was applied looks the same
+		// as a lost race; the op id tells them apart.
+		return t.settle(ctx, e, op, conflict(e.Key))
+	default:
+		return t.settle(ctx, e, op, unavailable("write", err))
+	}
+}
+
+// settle finds out whether a write without a clear answer was applied. The
+// write may still be on its way after the first look, so an unchanged value is
+// unavailable, not a refusal.
+func (t *Table[T]) settle(ctx context.Context, e *Entry[T], op string, failed error) error {
+	it, err := t.b.read(ctx, e.Key)
+	if err != nil {
+		return failed
+	}
+	if it.present && opOf(it.data) == op {
+		e.seq, e.Exists = it.seq, true
+		return nil
+	}
+	if it.seq != e.seq {
+		return conflict(e.Key)
+	}
+	return failed
+}
+
+// Remove deletes e if nobody has changed it since it was read; absent is
+// success.
+func (t *Table[T]) Remove(ctx context.Context, e *Entry[T]) error {
+	if !e.Exists {
+		return nil
+	}
+	err := t.b.remove(ctx, e.Key, e.seq)
+	if err == nil {
+		e.Exists = false
+		return nil
+	}
+	it, readErr := t.b.read(ctx, e.Key)
+	switch {
+	case readErr != nil:
+		return unavailable("remove", err)
+	case !it.present:
+		e.Exists, e.seq = false, it.seq
+		return nil
+	case it.seq != e.seq:
+		return conflict(e.Key)
+	}
+	return unavailable("remove", err)
+}
+
+// List returns the entries whose key begins with prefix (whole tokens, without
+// the closing dot; "" = all), in the order of their last change. It may be
+// slightly old; [Table.Put] finds out.
+func (t *Table[T]) List(ctx context.Context, prefix string) ([]*Entry[T], error) {
+	ctx, cancel := context.WithTimeout(ctx, 5*tryTimeout)
+	defer cancel()
+	pattern := ">"
+	if prefix != "" {
+		pattern = prefix + ".>"
+	}
+	w, err := t.b.kv.Watch(ctx, pattern, jetstream.IgnoreDeletes())
+	if err != nil {
+		return nil, unavailable("list", err)
+	}
+	defer drain(w)
+	var all []*Entry[T]
+	for {
+		select {
+		case <-ctx.Done():
+			return nil, unavailable("list", ctx.Err())
+		case v, ok := <-w.Updates():
+			if !ok {
+				return nil, unavailable("list", errors.New("watch closed"))
+			}
+			if v == nil {
+				return all, nil
+			}
+			if isReserved(v.Key()) != isReserved(prefix) {
+				continue
+			}
+			e := &Entry[T]{Key: v.Key(), seq: v.Revision(), Exists: true}
+			if err := e.decode(v.Value()); err != nil {
+				return nil, err
+			}
+			all = append(all, e)
+		}
+	}
+}
+
+// isReserved tells the fleet's own keys in the handle bucket from tenants'.
+func isReserved(key string) bool { return strings.HasPrefix(key, "_") }
+
+// drain stops w and empties its channel: a full channel would keep its
+// goroutine for ever.
+func drain(w jetstream.KeyWatcher) {
+	_ = w.Stop() // the connection may be gone already
+	for range w.Updates() {
+	}
+}
+
+func (e *Entry[T]) decode(data []byte) error {
+	var all map[string]json.RawMessage
+	if err := json.Unmarshal(data, &all); err != nil {
+		return fmt.Errorf("decode %s: %w", e.Key, err)
+	}
+	if err := json.Unmarshal(data, &e.Value); err != nil {
+		return fmt.Errorf("decode %s: %w", e.Key, err)
+	}
+	for _, name := range fieldNames(reflect.TypeFor[T]()) {
+		delete(all, name)
+	}
+	delete(all, opField)
+	e.extra = all
+	return nil
+}
+
+func (e *Entry[T]) encode(op string) ([]byte, error) {
+	own, err := json.Marshal(e.Value)
+	if err != nil {
+		return nil, err
+	}
+	all := make(map[string]json.RawMessage, len(e.extra)+16)
+	for k, v := range e.extra {
+		all[k] = v
+	}
+	if err := json.Unmarshal(own, &all); err != nil {
+		return nil, err
+	}
+	if all[opField], err = json.Marshal(op); err != nil {
+		return nil, err
+	}
+	return json.Marshal(all)
+}
+
+func opOf(data []byte) string {
+	var v struct {
+		Op string `json:"_op"`
+	}
+	if json.Unmarshal(data, &v) != nil {
+		return ""
+	}
+	return v.Op
+}
+
+// fieldNames lists the JSON names of a struct's fields.
+func fieldNames(t reflect.Type) []string {
+	var names []string
+	for i := range t.NumField() {
+		f := t.Field(i)
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		switch {
+		case f.Anonymous && name == "":
+			names = append(names, fieldNames(f.Type)...)
+		case name != "" && name != "-":
+			names = append(names, name)
+		}
+	}
+	return names
+}
