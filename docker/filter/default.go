@@ -1,0 +1,135 @@
+package filter
+
+import (
+	"regexp"
+	"strings"
+)
+
+// Settings are what the default policy needs to know of a deployment.
+type Settings struct {
+	// Prefix begins every object's name. Defaults to "shoal-".
+	Prefix string
+	// Fleet is the value of every object's fleet label. Defaults to "main".
+	Fleet string
+	// Images may be used and pulled. Defaults to shoal-sandbox:dev.
+	Images []string
+	// Network is the bridge of sandboxes with open egress; "" admits none.
+	Network string
+	// VolumeDriver makes workspace volumes of a given size; "" admits none.
+	VolumeDriver string
+	// The most that one sandbox may have. Default to 8 GiB, 4 CPUs and 4096
+	// processes. Under gVisor the engine counts the threads of the host
+	// and the provider asks for 200 + 10 × MaxPids.
+	MaxMemoryMB int64
+	MaxCPUs     int64
+	MaxPids     int64
+}
+
+func (s Settings) withDefaults() Settings {
+	for field, def := range map[*string]string{&s.Prefix: "shoal-", &s.Fleet: "main"} {
+		if *field == "" {
+			*field = def
+		}
+	}
+	for field, def := range map[*int64]int64{&s.MaxMemoryMB: 8192, &s.MaxCPUs: 4, &s.MaxPids: 4096} {
+		if *field == 0 {
+			*field = def
+		}
+	}
+	if len(s.Images) == 0 {
+		s.Images = []string{"shoal-sandbox:dev"}
+	}
+	return s
+}
+
+// DefaultPolicy is the least that Shoal's Docker provider needs: what its
+// conformance suite never sends is refused.
+func DefaultPolicy(s Settings) (*Policy, error) {
+	s = s.withDefaults()
+	const sandbox = "{shoal.tenant}-{shoal.name}.{shoal.generation}"
+	object := literal(s.Prefix) + sandbox
+	labels := []string{
+		"shoal.fleet", "shoal.tenant", "shoal.name", "shoal.generation", "shoal.role", "shoal.bucket", "shoal.disk",
+	}
+	p := &Policy{
+		MinAPI: "1.41", MaxAPI: "1.44", Prefix: s.Prefix, MaxBody: 32 << 10,
+		Calls: map[string][]string{
+			"ping":              {},
+			"image.inspect":     {},
+			"image.pull":        {"fromImage"},
+			"volume.create":     {},
+			"volume.inspect":    {},
+			"volume.list":       {"filters"},
+			"volume.remove":     {},
+			"container.create":  {"name"},
+			"container.inspect": {},
+			"container.list":    {"all", "filters"},
+			"container.start":   {},
+			"container.stop":    {"t"},
+			"container.restart": {"t"},
+			"container.pause":   {},
+			"container.unpause": {},
+			"container.remove":  {"force", "v"},
+			"exec.create":       {},
+			"exec.start":        {},
+		},
+		Images: s.Images,
+		Labels: map[string]string{
+			"shoal.fleet":      regexp.QuoteMeta(s.Fleet),
+			"shoal.tenant":     `[a-z0-9]{1,32}`,
+			"shoal.name":       `[a-zA-Z0-9][a-zA-Z0-9_.-]{0,100}`,
+			"shoal.generation": `[a-zA-Z0-9_-]{1,64}`,
+			"shoal.role":       `[a-z]{1,32}`,
+			"shoal.bucket":     `[a-zA-Z0-9_-]{0,64}`,
+			"shoal.disk":       `[0-9]{1,9}`,
+			"shoal.engine":     `[a-zA-Z0-9_-]{1,64}`,
+		},
+		RoleLabel:  "shoal.role",
+		ListLabels: []string{"shoal.fleet", "shoal.name", "shoal.tenant"},
+		Roles: map[string]Role{
+			"sandbox":   {Name: object, Labels: labels, Container: s.container(object)},
+			"workspace": {Name: object + "-workspace", Labels: labels, Volume: &VolumeRule{Driver: s.VolumeDriver}},
+			"skills":    {Name: object + "-skills", Labels: labels, Volume: &VolumeRule{}},
+			"engine": {
+				Name: literal(s.Prefix) + "engine", Volume: &VolumeRule{},
+				Labels: []string{"shoal.fleet", "shoal.role", "shoal.engine"},
+			},
+		},
+		Exec: ExecRule{Cmds: [][]string{{"/opt/shoal/bin/attach", "/run/shoal/agent.sock"}}, Users: []string{"0:0"}},
+	}
+	if s.Network != "" {
+		p.Networks = []string{s.Network}
+		p.Calls["network.inspect"] = []string{}
+	}
+	return p, p.Validate()
+}
+
+func (s Settings) container(object string) *ContainerRule {
+	rule := &ContainerRule{
+		User: "0:0", WorkingDir: "/", Entrypoint: []string{"/opt/shoal/bin/agent"}, Cmd: []string{"serve"},
+		StopSignal: "SIGTERM", Healthcheck: []string{"NONE"},
+		Runtimes: []string{"runc", "runsc"}, IPC: []string{"private"},
+		CapAdd:    []string{"SETUID", "SETGID", "KILL"},
+		MaxMemory: s.MaxMemoryMB << 20, MaxNanoCPUs: s.MaxCPUs * 1e9, MaxPids: 200 + 10*s.MaxPids, MaxCPUShares: 1024,
+		Ulimits:  map[string]int64{"nofile": 8192},
+		Networks: []string{"none"},
+		Tmpfs: map[string]TmpfsRule{
+			"/tmp":       {MaxSize: s.MaxMemoryMB << 20, Modes: []string{"1777"}},
+			"/run/shoal": {MaxSize: 16 << 20, Modes: []string{"0700"}, Flags: []string{"noexec"}},
+		},
+		Mounts: []MountRule{
+			{Source: object + "-workspace", Target: "/workspace"},
+			{Source: object + "-skills", Target: "/skills", ReadOnly: true},
+			{Source: object + "-skills", Target: "/opt/shoal/skills"},
+		},
+		Log: &LogRule{Type: "none"},
+	}
+	if s.Network != "" {
+		rule.Networks = append(rule.Networks, literal(s.Network))
+	}
+	return rule
+}
+
+// literal is s as a template. Names hold no brace; one that did would be no
+// template of anything.
+func literal(s string) string { return strings.NewReplacer("{", "", "}", "").Replace(s) }

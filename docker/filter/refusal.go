@@ -1,0 +1,27 @@
+package filter
+
+import (
+	"fmt"
+	"net/http"
+)
+
+// A Refusal says which rule turned a request down. Rule is a stable name for
+// logs and tests; Detail is for people and never quotes a value of a body.
+type Refusal struct {
+	Rule   string
+	Detail string
+	Status int // the HTTP status of the answer: 400, 403 or 413
+}
+
+// Error implements error.
+func (r *Refusal) Error() string {
+	return fmt.Sprintf("refused by rule %s: %s", r.Rule, r.Detail)
+}
+
+func refuse(rule, format string, args ...any) *Refusal {
+	return &Refusal{Rule: rule, Detail: fmt.Sprintf(format, args...), Status: http.StatusForbidden}
+}
+
+func malformed(rule, format string, args ...any) *Refusal {
+	return &Refusal{Rule: rule, Detail: fmt.Sprintf(format, args...), Status: http.StatusBadRequest}
+}
