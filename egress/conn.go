@@ -184,7 +184,7 @@ func agrees(t target, r *http.Request) bool {
 func (c *clientConn) carry(ctx context.Context, w http.ResponseWriter, r *http.Request, f *flow) {
 	upstream, addr, refused := c.proxy.open(ctx, f.target)
 	if refused != nil {
-		if errors.Is(context.Cause(ctx), errUnlisted) {
+		if unlisted(ctx) {
 			refused = denied(RuleNowUnlisted)
 		}
 		c.refuse(w, f.target, refused)
@@ -192,21 +192,24 @@ func (c *clientConn) carry(ctx context.Context, w http.ResponseWriter, r *http.R
 	}
 	defer upstream.Close()
 	defer context.AfterFunc(ctx, func() { _ = upstream.Close() })()
-	allowed := Decision{
+	d := Decision{
 		Tunnel: f.target.tunnel, Host: f.target.host, Port: f.target.port,
 		Verdict: Allowed, Rule: f.entry, Addr: addr,
 	}
+	carried := false
 	if f.target.tunnel {
-		c.tunnel(ctx, w, upstream, allowed)
+		carried = c.tunnel(ctx, w, upstream, d)
 	} else {
-		c.forward(ctx, w, r, f, upstream, allowed)
+		carried = c.forward(ctx, w, r, f, upstream, d)
 	}
-	if errors.Is(context.Cause(ctx), errUnlisted) {
-		ended := allowed
-		ended.Verdict, ended.Rule = Closed, string(RuleNowUnlisted)
-		c.proxy.report(c.session, ended)
+	if carried && unlisted(ctx) {
+		d.Verdict, d.Rule = Closed, string(RuleNowUnlisted)
+		c.proxy.report(c.session, d)
 	}
 }
+
+// unlisted reports whether a change of the list ended the request of ctx.
+func unlisted(ctx context.Context) bool { return errors.Is(context.Cause(ctx), errUnlisted) }
 
 // refuse reports r and answers with it. A refused CONNECT ends the connection:
 // what follows it was meant for the tunnel.

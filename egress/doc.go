@@ -31,8 +31,11 @@
 //     dialled. Only these addresses are dialled, in turn. The default dialer
 //     checks once more, at connect, with a table kept by others.
 //   - A tunnel to port 443 must begin with a TLS ClientHello whose server name
-//     is the CONNECT host, without encrypted client hello; PolicyOptions.SNIExempt
-//     lifts this host by host. Not a byte goes upstream before.
+//     is the CONNECT host, without encrypted client hello (its inner name is
+//     what a shared front serves, whatever the outer one says); not a byte goes
+//     upstream before. PolicyOptions.SNIExempt lifts this host by host.
+//     Chromium sends the extension to everybody unless it is started with
+//     --disable-features=EncryptedClientHello.
 //   - A forwarded request names the judged host and nothing else, has one
 //     framing, carries no hop-by-hop and no proxy header, and asks for no
 //     upgrade. Nothing about the sandbox is added. Redirects are handed back.

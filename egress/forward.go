@@ -20,8 +20,9 @@ var hopByHop = []string{
 	"Te", "Trailer", "Transfer-Encoding", "Upgrade", "Http2-Settings",
 }
 
-// forward sends a plain request over upstream, once, and hands back the answer.
-func (c *clientConn) forward(ctx context.Context, w http.ResponseWriter, r *http.Request, f *flow, upstream net.Conn, d Decision) {
+// forward sends a plain request over upstream, once, and hands back the answer. It
+// reports whether it came to an answer.
+func (c *clientConn) forward(ctx context.Context, w http.ResponseWriter, r *http.Request, f *flow, upstream net.Conn, d Decision) bool {
 	// The client may end its direction and wait for the answer; net/http
 	// cancels the request's context then, so it is not the one to use.
 	defer context.AfterFunc(r.Context(), func() { c.dog.shorten(c.proxy.cfg.HalfClosedTimeout) })()
@@ -34,7 +35,7 @@ func (c *clientConn) forward(ctx context.Context, w http.ResponseWriter, r *http
 	if err != nil {
 		c.refuse(w, f.target, noAnswer(ctx, d.Addr, err))
 		c.endUnread(w, body)
-		return
+		return false
 	}
 	defer resp.Body.Close()
 	c.proxy.report(c.session, d)
@@ -42,9 +43,10 @@ func (c *clientConn) forward(ctx context.Context, w http.ResponseWriter, r *http
 	w.WriteHeader(resp.StatusCode)
 	if err := copyBody(w, resp); err != nil {
 		c.stop(nil) // a truncated body must not look complete
-		return
+		return true
 	}
 	c.endUnread(w, body)
+	return true
 }
 
 // oneShot is a transport over conn alone.
@@ -163,7 +165,7 @@ func (c *clientConn) endUnread(w http.ResponseWriter, body *requestBody) {
 
 // noAnswer is the refusal for a request that was sent, or begun, in vain.
 func noAnswer(ctx context.Context, addr netip.AddrPort, err error) *refusal {
-	if errors.Is(context.Cause(ctx), errUnlisted) {
+	if unlisted(ctx) {
 		return denied(RuleNowUnlisted)
 	}
 	r := &refusal{verdict: Failed, rule: RuleUpstream, status: http.StatusBadGateway, addr: addr, text: "the host gave no proper answer"}

@@ -30,7 +30,8 @@ const (
 var errHelloSeen = errors.New("the ClientHello is complete")
 
 // judgeHello reads a ClientHello, over as many records and reads as it takes,
-// and returns the bytes read. The rule is empty when its server name is host.
+// and returns the bytes read. The rule is empty when its server name is host, or
+// when from ends before its first byte.
 func judgeHello(ctx context.Context, from io.Reader, host string) ([]byte, Rule) {
 	rec := &recorder{from: io.LimitReader(from, maxHello)}
 	var seen *tls.ClientHelloInfo
@@ -45,6 +46,8 @@ func judgeHello(ctx context.Context, from io.Reader, host string) ([]byte, Rule)
 	})
 	err := server.HandshakeContext(ctx)
 	switch {
+	case rec.seen.Len() == 0 && errors.Is(err, io.EOF):
+		return nil, ""
 	case seen == nil || !errors.Is(err, errHelloSeen):
 		return nil, RuleNotTLS
 	case slices.ContainsFunc(seen.Extensions, hidesName):

@@ -20,30 +20,35 @@ const established = "HTTP/1.1 200 Connection Established\r\n\r\n"
 // buffers are for moving bytes; a pair per tunnel.
 var buffers = sync.Pool{New: func() any { return new([32 << 10]byte) }}
 
-// tunnel answers a CONNECT and moves bytes until both directions have ended.
-func (c *clientConn) tunnel(ctx context.Context, w http.ResponseWriter, upstream net.Conn, d Decision) {
+// tunnel answers a CONNECT and moves bytes until both directions have ended. It
+// reports whether bytes were let through.
+func (c *clientConn) tunnel(ctx context.Context, w http.ResponseWriter, upstream net.Conn, d Decision) bool {
 	_, rw, err := http.NewResponseController(w).Hijack()
 	if err != nil {
 		c.proxy.cfg.Log.LogAttrs(ctx, slog.LevelWarn, "egress cannot take over the connection", slog.Any("error", err))
-		return
+		return false
 	}
 	c.hijacked = true
 	defer context.AfterFunc(ctx, func() { _ = c.Conn.Close() })()
 	if _, err := io.WriteString(c, established); err != nil {
-		return
+		return false
 	}
 	fromClient := unread(rw.Reader, c)
 	if c.session.Policy().checksSNI(target{host: d.Host, port: d.Port, tunnel: true}) {
 		hello, rule := c.readHello(ctx, fromClient, d.Host)
+		if unlisted(ctx) {
+			rule = RuleNowUnlisted
+		}
 		if rule != "" {
 			d.Verdict, d.Rule = Denied, string(rule)
 			c.proxy.report(c.session, d)
-			return
+			return false
 		}
 		fromClient = io.MultiReader(bytes.NewReader(hello), fromClient)
 	}
 	c.proxy.report(c.session, d)
 	c.pump(fromClient, upstream)
+	return true
 }
 
 // unread returns a reader of what r has buffered, then of conn.
@@ -58,9 +63,10 @@ func (c *clientConn) readHello(ctx context.Context, from io.Reader, host string)
 	_ = c.SetReadDeadline(time.Now().Add(c.proxy.cfg.HeaderTimeout)) // the watchdog bounds it too
 	hello, rule := judgeHello(ctx, from, host)
 	_ = c.SetReadDeadline(time.Time{})
-	if rule != "" && rule != RuleNotTLS {
-		_, _ = c.Write(alertUnrecognizedName)
-		linger(c)
+	if rule == RuleSNI || rule == RuleECH {
+		if _, err := c.Write(alertUnrecognizedName); err == nil {
+			linger(c)
+		}
 	}
 	return hello, rule
 }

@@ -44,10 +44,4 @@ func (w *watchdog) shorten(d time.Duration) {
 	w.timer.Reset(d)
 }
 
-// restore sets the limit to d again.
-func (w *watchdog) restore(d time.Duration) {
-	w.touch()
-	w.limit.Store(int64(d))
-}
-
 func (w *watchdog) stop() { w.timer.Stop() }
