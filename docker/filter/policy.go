@@ -62,9 +62,9 @@ type Policy struct {
 type Role struct {
 	Name      string         `json:"name"`   // template
 	Labels    []string       `json:"labels"` // all of them must be there, no others
-	Container *ContainerRule `json:"container,omitempty"`
-	Volume    *VolumeRule    `json:"volume,omitempty"`
-	Network   *NetworkRule   `json:"network,omitempty"`
+	Container *ContainerRule `json:"container,omitzero"`
+	Volume    *VolumeRule    `json:"volume,omitzero"`
+	Network   *NetworkRule   `json:"network,omitzero"`
 }
 
 // A ContainerRule says what a container of one role may be made of. What it
@@ -90,7 +90,7 @@ type ContainerRule struct {
 	Endpoints    []string             `json:"endpoints,omitempty"`   // templates; exactly these, without settings
 	Tmpfs        map[string]TmpfsRule `json:"tmpfs,omitempty"`       // by target
 	Mounts       []MountRule          `json:"mounts,omitempty"`      // exactly these
-	Log          *LogRule             `json:"log,omitempty"`         // exactly this; nil: must be absent
+	Log          *LogRule             `json:"log,omitzero"`         // exactly this; nil: must be absent
 }
 
 // A MountRule is one volume at one place.
