@@ -7,17 +7,16 @@ GOFUMPT       := bin/gofumpt-$(GOFUMPT_VERSION)
 PROGRAMS      := worker shoal agent dockerfilter bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test race lint fmt image engine build tools bench clean
+.PHONY: help demo test race lint fmt image runsc engine build tools bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: engine build ## create a sandbox, run a program in it, remove it
-	@SHOAL_IMAGE=$$(image/build.sh) demo/demo.sh
+	@SHOAL_IMAGE=$$(image/build.sh) && export SHOAL_IMAGE && demo/demo.sh
 
-test: ## run every test, with real Docker and the race detector
-	@scripts/runsc.sh
-	@scripts/test.sh
+test: runsc engine ## run every test, with real Docker and the race detector
+	@SHOAL_IMAGE=$$(image/build.sh) && export SHOAL_IMAGE && scripts/test.sh
 
 race: ## run the tests that need no Docker, with the race detector
 	@go test -short -race -shuffle=on -timeout 5m ./...
@@ -31,6 +30,9 @@ fmt: tools ## format the code
 image: engine ## build the sandbox image, shoal-sandbox:dev
 	@image/build.sh >/dev/null
 
+runsc: # before the engine, so that its first start knows the runtime
+	@scripts/runsc.sh
+
 engine: ## make sure that a Docker engine answers
 	@scripts/engine.sh
 
@@ -38,9 +40,9 @@ build: ## build the programs into bin/
 	@for p in $(PROGRAMS); do if [ -d cmd/$$p ]; then go build -trimpath -o bin/$$p ./cmd/$$p || exit 1; fi; done
 
 bench: engine build ## compare Shoal with docker exec on this machine
-	@SHOAL_IMAGE=$$(image/build.sh) bin/bench
+	@SHOAL_IMAGE=$$(image/build.sh) && export SHOAL_IMAGE && bin/bench
 
-clean: ## remove what was built, the images of this project included
+clean: ## remove what was built; the base image stays
 	@rm -rf bin
 	@scripts/clean.sh
 

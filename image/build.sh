@@ -16,10 +16,7 @@ stage() {
 	mkdir -p "$context/bin"
 	cp "$here/Dockerfile" "$here/packages.txt" "$context/"
 	if [ -d "$root/cmd/agent" ]; then
-		(cd "$root" && CGO_ENABLED=0 GOOS=linux go build -trimpath -buildvcs=false -ldflags='-s -w' -o "$context/bin/agent" ./cmd/agent)
-	fi
-	if [ -x "$root/agent/launch/build.sh" ]; then
-		"$root/agent/launch/build.sh" "$context/bin"
+		"$here/programs.sh" "$context/bin"
 	fi
 }
 

@@ -40,3 +40,16 @@ need() {
 	can_install || stop "$command is missing; run: sudo apt-get install $package"
 	apt_install "$package" || stop "$command is missing and $package could not be installed"
 }
+
+# need_compiler makes sure that C compiles, headers included: for this machine
+# (the race detector needs it, and the small programs of the image), or for the
+# given architecture of Go's.
+need_compiler() {
+	local compiler=gcc packages=(gcc libc6-dev)
+	if [ "${1:-native}" = arm64 ] && [ "$(uname -m)" != aarch64 ]; then
+		compiler=aarch64-linux-gnu-gcc packages=(gcc-aarch64-linux-gnu libc6-dev-arm64-cross)
+	fi
+	echo '#include <linux/seccomp.h>' | "$compiler" -E - >/dev/null 2>&1 && return
+	can_install || stop "no C compiler; run: sudo apt-get install ${packages[*]}"
+	apt_install "${packages[@]}" || stop "the C compiler could not be installed"
+}

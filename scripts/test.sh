@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# test.sh runs every test of the tree, or those of the packages it is given. Run
+# through make, which has brought the engine up and put the image into SHOAL_IMAGE.
+set -euo pipefail
+. "$(dirname "$0")/lib.sh"
+cd "$(dirname "$0")/.."
+
+need_compiler # for the race detector
+[ $# -gt 0 ] || set -- ./...
+go build -o bin/testsum ./scripts/testsum
+# Three packages at once on two cores: most of them wait for the engine.
+go test -json -race -shuffle=on -timeout 20m -p "${TEST_PACKAGES:-3}" "$@" | bin/testsum
