@@ -31,7 +31,11 @@ func filterHolds(t *testing.T) {
 		tries["x32"], tries["int80"] = "ENOSYS", "ENOSYS"
 	}
 	for try, want := range tries {
-		if r := run(t, l, python(escape, try)); strings.TrimSpace(r.out) != want {
+		r := run(t, l, python(escape, try))
+		if try == "int80" && r.exit.Signal == syscall.SIGSEGV {
+			continue // a kernel without 32-bit calls
+		}
+		if strings.TrimSpace(r.out) != want {
 			t.Errorf("%s: got %q (%q), want %s", try, r.out, r.errs, want)
 		}
 	}

@@ -140,7 +140,11 @@ func whatACommandIs(t *testing.T) {
 func limitsAndDescriptors(t *testing.T) {
 	l := starter(t, func(c *launch.Config) { c.OpenFiles = 777 })
 	r := run(t, l, shell(`ulimit -c; ulimit -Hc; ulimit -n; ulimit -Hn; cat /proc/self/oom_score_adj
-for fd in 3 4 5 6 7 8 9 10 11 12 20 63; do { true <&$fd; } 2>/dev/null && echo open $fd; done
+python3 -c '
+import os
+for fd in range(3, 777):
+    try: os.fstat(fd); print("open", fd)
+    except OSError: pass'
 ps -o sid= -p $$ | tr -d ' ' | grep -qx $$ && echo own session`))
 	if want := "0\n0\n777\n777\n500\nown session\n"; r.out != want {
 		t.Errorf("got %q, want %q (stderr %q)", r.out, want, r.errs)
@@ -186,8 +190,12 @@ func terminal(t *testing.T) {
 		t.Errorf("write: %v", err)
 	}
 	_ = p.Terminal.SetReadDeadline(time.Now().Add(20 * time.Second))
+	go func() { // gVisor (2022) does not tell the end of a terminal
+		<-p.Done()
+		_ = p.Terminal.SetReadDeadline(time.Now().Add(300 * time.Millisecond))
+	}()
 	out, err := io.ReadAll(p.Terminal)
-	if err != nil {
+	if err != nil && boxtest.Runtime() == "runc" {
 		t.Errorf("read: %v", err)
 	}
 	want := []string{"/dev/pts/", "got hello", "reopened", "40 120"}

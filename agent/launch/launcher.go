@@ -170,8 +170,9 @@ func (l *Launcher) forkOne(ctx context.Context, c *Command, files []uintptr) (*p
 	switch {
 	case err == nil:
 		return child, nil
-	case errors.Is(err, syscall.E2BIG): // the launch program has the command's arguments
-		return nil, startError(StepExec, err)
+	case errors.Is(err, syscall.E2BIG), errors.Is(err, syscall.ENAMETOOLONG):
+		// The launch program is given the command's arguments; the second is gVisor's word.
+		return nil, &StartError{Step: StepExec, Errno: syscall.E2BIG}
 	default:
 		return nil, startError(StepFork, err)
 	}

@@ -3,7 +3,6 @@ package launch
 import (
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 
@@ -13,12 +12,14 @@ import (
 
 // NewUnhardened returns a Launcher that drops nothing and needs no launch
 // program: commands run as the process's own user in their own session, and
-// their mark is the variable [proc.MarkEnv] of their environment. Only tests use it.
+// their mark is a variable of their environment, see [proc.Reaper.MarkVariable]. Only tests use it.
 func NewUnhardened(reaper *proc.Reaper) *Launcher {
-	return &Launcher{reaper: reaper, threads: threads.Self{}, fork: forkPlain}
+	return &Launcher{reaper: reaper, threads: threads.Self{}, fork: plain{reaper}.fork}
 }
 
-func forkPlain(c *Command, files []uintptr) (int, error) {
+type plain struct{ reaper *proc.Reaper }
+
+func (p plain) fork(c *Command, files []uintptr) (int, error) {
 	if info, err := os.Stat(c.Dir); err != nil {
 		return 0, startError(StepDirectory, err)
 	} else if !info.IsDir() {
@@ -28,7 +29,7 @@ func forkPlain(c *Command, files []uintptr) (int, error) {
 	if err != nil {
 		return 0, startError(StepExec, err)
 	}
-	env := append(c.Env[:len(c.Env):len(c.Env)], proc.MarkEnv+"="+strconv.Itoa(c.Mark))
+	env := append(c.Env[:len(c.Env):len(c.Env)], p.reaper.MarkVariable(c.Mark))
 	pid, err := syscall.ForkExec(path, c.Argv, &syscall.ProcAttr{
 		Dir: c.Dir, Env: env, Files: files,
 		Sys: &syscall.SysProcAttr{Setsid: true, Setctty: c.Terminal != nil},

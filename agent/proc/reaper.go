@@ -2,8 +2,10 @@ package proc
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"os"
+	"strconv"
 	"sync"
 	"syscall"
 	"time"
@@ -70,9 +72,10 @@ func (c *Child) signal(target int, sig syscall.Signal) error {
 
 // Reaper collects ended children. The zero value is of no use; see [NewReaper].
 type Reaper struct {
-	all  bool
-	wake chan struct{} // a child was made
-	wg   sync.WaitGroup
+	all   bool
+	scope string        // of marks in the environment
+	wake  chan struct{} // a child was made
+	wg    sync.WaitGroup
 
 	mu       sync.Mutex
 	children map[int]*Child
@@ -97,6 +100,7 @@ func NewOwnReaper() *Reaper { return newReaper(false) }
 func newReaper(all bool) *Reaper {
 	return &Reaper{
 		all:      all,
+		scope:    rand.Text(),
 		wake:     make(chan struct{}, 1),
 		children: map[int]*Child{},
 		forks:    map[uint64]struct{}{},
@@ -113,15 +117,13 @@ func (r *Reaper) Run(ctx context.Context) {
 		return
 	}
 	for ctx.Err() == nil {
-		pid, err := awaitZombie(unix.P_ALL, 0)
-		switch err {
-		case nil:
+		if pid, err := awaitZombie(unix.P_ALL, 0); err == nil {
 			r.collect(pid)
-		case unix.ECHILD:
-			select {
-			case <-r.wake:
-			case <-ctx.Done():
-			}
+			continue
+		}
+		select { // no child is left
+		case <-r.wake:
+		case <-ctx.Done():
 		}
 	}
 }
@@ -208,6 +210,15 @@ func (c *Child) endLocked(exit Exit) {
 	close(c.done)
 }
 
+// markEnv stands for the mark where commands are not hardened, that is in tests.
+const markEnv = "SHOAL_MARK"
+
+// MarkVariable returns the environment entry that marks a process for the
+// [Unhardened] Table of this Reaper, and for no other one's.
+func (r *Reaper) MarkVariable(number int) string {
+	return markEnv + "=" + r.scope + "." + strconv.Itoa(number)
+}
+
 // Running returns how many children made by Fork have not ended.
 func (r *Reaper) Running() int {
 	r.mu.Lock()
@@ -248,7 +259,7 @@ func awaitZombie(idType, id int) (int, error) {
 	for {
 		var info childInfo
 		err := unix.Waitid(idType, id, (*unix.Siginfo)(unsafe.Pointer(&info)), unix.WEXITED|unix.WNOWAIT, nil) //nolint:gosec // same layout and size
-		if err != unix.EINTR {
+		if !errors.Is(err, unix.EINTR) {
 			return int(info.pid), err
 		}
 	}

@@ -49,7 +49,7 @@ enum step {
 	STEP_EXEC,
 };
 
-enum { STATUS = 3, SIGNALS = 64, LAST_CAPABILITY = 63, BUSY_TRIES = 6 };
+enum { STATUS = 3, SIGNALS = 31, LAST_CAPABILITY = 63, BUSY_TRIES = 6 };
 
 static void report(char kind, int step, long error) {
 	unsigned char record[4] = {kind, step, error & 0xff, error >> 8};
@@ -80,7 +80,8 @@ static void read_options(const char *s) {
 
 // ---- as root
 
-// Ignored signals and the mask survive an execve; handlers do not.
+// Ignored signals and the mask survive an execve; handlers do not. Nobody
+// inherits ignored real-time signals, and each call costs 80 us under gVisor.
 static void reset_signals(void) {
 	u64 action[4] = {0}, none = 0;
 	for (int n = 1; n <= SIGNALS; n++) sys4(__NR_rt_sigaction, n, action, 0, sizeof none);

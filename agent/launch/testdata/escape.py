@@ -91,6 +91,7 @@ def trace_getppid():
 def rewrite(by_filter):
     """A child calls getppid; its tracer makes unshare(CLONE_NEWUSER) of it."""
     read, write = os.pipe()
+    tracer = os.getpid()
     child = os.fork()
     if child == 0:
         ptrace(TRACEME, 0)
@@ -99,7 +100,7 @@ def rewrite(by_filter):
             trace_getppid()
         result, code = call(NUMBERS["getppid"], NEWUSER)
         # The real getppid answers the tracer's number: then nothing was rewritten.
-        os.write(write, ("NOT-REWRITTEN" if result == os.getppid() else name(result, code)).encode())
+        os.write(write, ("NOT-REWRITTEN" if result == tracer else name(result, code)).encode())
         os._exit(0)
     os.close(write)
     os.waitpid(child, 0)

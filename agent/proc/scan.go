@@ -1,0 +1,191 @@
+package proc
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+)
+
+// Process is what /proc/<pid>/status says of a process.
+type Process struct {
+	Pid, PPid int
+	// Name is at most 15 bytes that the process chose itself.
+	Name string
+	// State is the kernel's letter: R, S, D, T, t, Z, X, I.
+	State   byte
+	Threads int
+	// UIDs are the real, effective, saved and file system user.
+	UIDs [4]int
+	// Mark is the command's mark, 0 for none.
+	Mark int
+}
+
+// Alive says whether something of the process can still run: a zombie whose
+// other threads live on is alive.
+func (p *Process) Alive() bool {
+	return p.State != 'X' && (p.State != 'Z' || p.Threads > 1)
+}
+
+func (p *Process) ownedBy(uid int) bool { return slices.Contains(p.UIDs[:], uid) }
+
+// maxStatus is enough for the longest line that other processes' groups make.
+const maxStatus = 16 << 10
+
+// errVanished says that a process ended while it was looked at.
+var errVanished = errors.New("the process vanished")
+
+// procFS reads /proc through one descriptor, which stays open.
+type procFS struct{ root *os.File }
+
+func openProc() (procFS, error) {
+	root, err := os.Open("/proc")
+	return procFS{root}, err
+}
+
+// pids lists the numbers in use now.
+func (f procFS) pids() ([]int, error) {
+	dir, err := os.Open("/proc") // a listing of its own: several may be under way
+	if err != nil {
+		return nil, err
+	}
+	defer dir.Close()
+	names, err := dir.Readdirnames(-1)
+	if err != nil {
+		return nil, err
+	}
+	pids := make([]int, 0, len(names))
+	for _, name := range names {
+		if name[0] < '1' || name[0] > '9' {
+			continue
+		}
+		if pid, err := strconv.Atoi(name); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids, nil
+}
+
+// handle opens /proc/<pid>, which stays the same process's whatever becomes of its number.
+func (f procFS) handle(pid int) (int, error) {
+	return unix.Openat(int(f.root.Fd()), strconv.Itoa(pid), unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+}
+
+// readFile reads a small file below at into buf.
+func readFile(at int, path string, buf []byte) ([]byte, error) {
+	fd, err := unix.Openat(at, path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, vanished(err)
+	}
+	defer unix.Close(fd)
+	n := 0
+	for n < len(buf) {
+		k, err := unix.Read(fd, buf[n:])
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil {
+			return nil, vanished(err)
+		}
+		if k == 0 {
+			break
+		}
+		n += k
+	}
+	return buf[:n], nil
+}
+
+func vanished(err error) error {
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ESRCH) {
+		return errVanished
+	}
+	return err
+}
+
+// process reads /proc/<pid>/status.
+func (f procFS) process(pid int, buf []byte) (Process, error) {
+	text, err := readFile(int(f.root.Fd()), strconv.Itoa(pid)+"/status", buf)
+	if err != nil {
+		return Process{}, err
+	}
+	return parseStatus(pid, text)
+}
+
+// parseStatus lets the last line of a name win: the process's own name comes
+// first and, under gVisor, may hold a line feed and a forged line.
+func parseStatus(pid int, text []byte) (Process, error) {
+	p := Process{Pid: pid, Threads: 1}
+	var haveState, haveUID bool
+	for i, line := range bytes.Split(text, []byte{'\n'}) {
+		key, value, ok := bytes.Cut(line, []byte{':'})
+		if !ok {
+			continue
+		}
+		value = bytes.TrimSpace(value)
+		switch string(key) {
+		case "Name":
+			if i == 0 {
+				p.Name = string(value)
+			}
+		case "State":
+			if haveState = len(value) > 0; haveState {
+				p.State = value[0]
+			}
+		case "PPid":
+			p.PPid, _ = strconv.Atoi(string(value))
+		case "Threads":
+			p.Threads, _ = strconv.Atoi(string(value))
+		case "Uid":
+			p.UIDs, haveUID = parseUIDs(value)
+		case "Groups":
+			p.Mark = findMark(value)
+		}
+	}
+	if !haveState || !haveUID {
+		return Process{}, fmt.Errorf("process %d: its status has no state or no uid", pid)
+	}
+	return p, nil
+}
+
+func parseUIDs(value []byte) (uids [4]int, ok bool) {
+	fields := bytes.Fields(value)
+	if len(fields) != len(uids) {
+		return uids, false
+	}
+	for i, field := range fields {
+		n, err := strconv.ParseUint(string(field), 10, 32)
+		if err != nil {
+			return uids, false
+		}
+		uids[i] = int(n)
+	}
+	return uids, true
+}
+
+func findMark(groups []byte) int {
+	for field := range bytes.FieldsSeq(groups) {
+		if n, err := strconv.Atoi(string(field)); err == nil && isMark(n) {
+			return n
+		}
+	}
+	return 0
+}
+
+// environMark finds the mark of a process that is not hardened.
+func (f procFS) environMark(pid int, scope string) int {
+	text, err := readFile(int(f.root.Fd()), strconv.Itoa(pid)+"/environ", make([]byte, 256<<10))
+	if err != nil {
+		return 0
+	}
+	for entry := range bytes.SplitSeq(text, []byte{0}) {
+		if value, ok := bytes.CutPrefix(entry, []byte(markEnv+"="+scope+".")); ok {
+			n, _ := strconv.Atoi(string(value))
+			return n
+		}
+	}
+	return 0
+}
