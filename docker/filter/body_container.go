@@ -18,19 +18,17 @@ type createBody struct {
 	Cmd              []string                  `json:"Cmd,omitempty"`
 	Entrypoint       []string                  `json:"Entrypoint,omitempty"`
 	StopSignal       string                    `json:"StopSignal,omitempty"`
-	Healthcheck      healthcheck               `json:"Healthcheck,omitzero"`
+	Healthcheck      *healthcheck              `json:"Healthcheck,omitzero"`
 	Env              []string                  `json:"Env,omitempty"`
 	Labels           map[string]string         `json:"Labels,omitempty"`
 	HostConfig       *hostConfig               `json:"HostConfig"`
-	NetworkingConfig *networkingConfig         `json:"NetworkingConfig,omitempty"`
+	NetworkingConfig *networkingConfig         `json:"NetworkingConfig,omitzero"`
 	Extra            map[string]jsontext.Value `json:",embed"`
 }
 
 type healthcheck struct {
 	Test []string `json:"Test"`
 }
-
-func (h healthcheck) IsZero() bool { return len(h.Test) == 0 }
 
 type hostConfig struct {
 	Runtime        string                    `json:"Runtime,omitempty"`
@@ -130,7 +128,7 @@ func judgeProcess(rule *ContainerRule, b *createBody) *Refusal {
 		return refuse("container.entrypoint", "the entrypoint is fixed")
 	case b.StopSignal != rule.StopSignal:
 		return refuse("container.stopsignal", "the stop signal is fixed")
-	case !slices.Equal(b.Healthcheck.Test, rule.Healthcheck):
+	case !slices.Equal(b.healthcheck(), rule.Healthcheck):
 		return refuse("container.healthcheck", "the health check is fixed: it would run as root")
 	case len(b.Env) > 0 && !rule.FreeEnv || len(b.Env) > maxEnv:
 		return refuse("container.env", "an environment is not admitted here, or it is too long")
@@ -138,6 +136,13 @@ func judgeProcess(rule *ContainerRule, b *createBody) *Refusal {
 		return refuse("container.runtime", "the runtime is not on the list")
 	}
 	return nil
+}
+
+func (b *createBody) healthcheck() []string {
+	if b.Healthcheck == nil {
+		return nil
+	}
+	return b.Healthcheck.Test
 }
 
 func judgeHardening(rule *ContainerRule, b *createBody) *Refusal {
@@ -152,8 +157,8 @@ func judgeHardening(rule *ContainerRule, b *createBody) *Refusal {
 	case !sameSet(h.CapAdd, rule.CapAdd):
 		return refuse("container.capadd", "CapAdd must be exactly the policy's")
 	// The engine takes the last of several, and 'false', '0', 'F' as values.
-	case !slices.Equal(h.SecurityOpt, []string{"no-new-privileges:true"}):
-		return refuse("container.securityopt", "SecurityOpt must be no-new-privileges:true, once and alone")
+	case len(h.SecurityOpt) != 1 || h.SecurityOpt[0] != "no-new-privileges" && h.SecurityOpt[0] != "no-new-privileges:true":
+		return refuse("container.securityopt", "SecurityOpt must be no-new-privileges, once and alone")
 	case !slices.Contains(rule.IPC, h.IpcMode):
 		return refuse("container.ipc", "IpcMode must be the policy's")
 	}
@@ -171,8 +176,8 @@ func judgeLimits(rule *ContainerRule, b *createBody) *Refusal {
 		return refuse("container.cpus", "NanoCpus must be from 1 to %d", rule.MaxNanoCPUs)
 	case h.PidsLimit <= 0 || h.PidsLimit > rule.MaxPids:
 		return refuse("container.pids", "PidsLimit must be from 1 to %d", rule.MaxPids)
-	case h.CPUShares < 0 || h.CPUShares > rule.MaxCPUShares:
-		return refuse("container.cpushares", "CpuShares must be at most %d", rule.MaxCPUShares)
+	case h.CPUShares < min(1, rule.MaxCPUShares) || h.CPUShares > rule.MaxCPUShares:
+		return refuse("container.cpushares", "CpuShares must be from 1 to %d, or absent where that is 0", rule.MaxCPUShares)
 	}
 	seen := map[string]bool{}
 	for _, u := range h.Ulimits {

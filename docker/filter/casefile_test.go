@@ -66,7 +66,7 @@ func (o ourNames) in(s string) string {
 	return s
 }
 
-func readCases(t *testing.T, name string) caseFile {
+func readCases(t testing.TB, name string) caseFile {
 	t.Helper()
 	data, err := os.ReadFile(name)
 	if err != nil {

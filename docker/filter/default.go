@@ -91,8 +91,8 @@ func DefaultPolicy(s Settings) (*Policy, error) {
 			"workspace": {Name: object + "-workspace", Labels: labels, Volume: &VolumeRule{Driver: s.VolumeDriver}},
 			"skills":    {Name: object + "-skills", Labels: labels, Volume: &VolumeRule{}},
 			"engine": {
-				Name: literal(s.Prefix) + "engine", Volume: &VolumeRule{},
-				Labels: []string{"shoal.fleet", "shoal.role", "shoal.engine"},
+				Name: literal(s.Prefix) + "engine", Volume: &VolumeRule{}, Keep: true,
+				Labels: []string{"shoal.role", "shoal.engine"},
 			},
 		},
 		Exec: ExecRule{Cmds: [][]string{{"/opt/shoal/bin/attach", "/run/shoal/agent.sock"}}, Users: []string{"0:0"}},
@@ -110,12 +110,12 @@ func (s Settings) container(object string) *ContainerRule {
 		StopSignal: "SIGTERM", Healthcheck: []string{"NONE"},
 		Runtimes: []string{"runc", "runsc"}, IPC: []string{"private"},
 		CapAdd:    []string{"SETUID", "SETGID", "KILL"},
-		MaxMemory: s.MaxMemoryMB << 20, MaxNanoCPUs: s.MaxCPUs * 1e9, MaxPids: 200 + 10*s.MaxPids, MaxCPUShares: 1024,
-		Ulimits:  map[string]int64{"nofile": 8192},
+		MaxMemory: s.MaxMemoryMB << 20, MaxNanoCPUs: s.MaxCPUs * 1e9, MaxPids: 200 + 10*s.MaxPids, MaxCPUShares: 128,
+		Ulimits:  map[string]int64{"nofile": 65536},
 		Networks: []string{"none"},
 		Tmpfs: map[string]TmpfsRule{
-			"/tmp":       {MaxSize: s.MaxMemoryMB << 20, Modes: []string{"1777"}},
-			"/run/shoal": {MaxSize: 16 << 20, Modes: []string{"0700"}, Flags: []string{"noexec"}},
+			"/tmp":       {MaxSize: s.MaxMemoryMB << 20 / 2, Mode: "1777", Flags: []string{"exec"}},
+			"/run/shoal": {MaxSize: 4 << 20, Mode: "0700", Flags: []string{"noexec"}},
 		},
 		Mounts: []MountRule{
 			{Source: object + "-workspace", Target: "/workspace"},

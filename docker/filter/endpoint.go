@@ -12,6 +12,7 @@ type endpoint struct {
 	required    []string // query keys that must be there
 	body        func(*Policy, *Call, []byte) *Refusal
 	change      bool // changes something, so it is in the audit log when admitted
+	remove      bool // removes the object that it names
 	hijack      bool
 }
 
@@ -30,7 +31,7 @@ var endpoints = []endpoint{
 	{rule: "container.pause", method: "POST", template: split("containers/{container}/pause"), change: true},
 	{rule: "container.unpause", method: "POST", template: split("containers/{container}/unpause"), change: true},
 	{rule: "container.wait", method: "POST", template: split("containers/{container}/wait")},
-	{rule: "container.remove", method: "DELETE", template: split("containers/{container}"), change: true},
+	{rule: "container.remove", method: "DELETE", template: split("containers/{container}"), change: true, remove: true},
 
 	{rule: "exec.create", method: "POST", template: split("containers/{container}/exec"), body: judgeExec, change: true},
 	{rule: "exec.start", method: "POST", template: split("exec/{exec}/start"), body: judgeExecStart, change: true, hijack: true},
@@ -39,11 +40,11 @@ var endpoints = []endpoint{
 	{rule: "volume.list", method: "GET", template: split("volumes"), required: []string{"filters"}},
 	{rule: "volume.create", method: "POST", template: split("volumes/create"), body: judgeVolume, change: true},
 	{rule: "volume.inspect", method: "GET", template: split("volumes/{volume}")},
-	{rule: "volume.remove", method: "DELETE", template: split("volumes/{volume}"), change: true},
+	{rule: "volume.remove", method: "DELETE", template: split("volumes/{volume}"), change: true, remove: true},
 
 	{rule: "network.create", method: "POST", template: split("networks/create"), body: judgeNetwork, change: true},
 	{rule: "network.inspect", method: "GET", template: split("networks/{network}")},
-	{rule: "network.remove", method: "DELETE", template: split("networks/{ownnetwork}"), change: true},
+	{rule: "network.remove", method: "DELETE", template: split("networks/{network}"), change: true, remove: true},
 
 	{rule: "image.inspect", method: "GET", template: split("images/{image}/json")},
 	{rule: "image.pull", method: "POST", template: split("images/create"), required: []string{"fromImage"}, change: true},

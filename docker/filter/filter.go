@@ -139,7 +139,7 @@ func (f *Filter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	if refusal != nil {
 		f.refused(r, refusal)
-		writeError(w, refusal.Status, "docker filter: "+refusal.Error())
+		writeError(w, refusal.Status, refusal.message())
 		return
 	}
 	f.admitted(r, call)

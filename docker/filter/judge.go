@@ -67,7 +67,7 @@ func (p *Policy) judgeTarget(method, uri string) (*Call, *Refusal) {
 	if t.version == "" && !e.unversioned || t.version != "" && !p.admitsVersion(t.version) {
 		return nil, refuse("version", "the API version must be from %s to %s", p.MinAPI, p.MaxAPI)
 	}
-	if r := p.judgeVars(vars); r != nil {
+	if r := p.judgeVars(e, vars); r != nil {
 		return nil, r
 	}
 	params, query, r := p.judgeQuery(e, t.query)
@@ -95,14 +95,14 @@ func (p *Policy) judgeTarget(method, uri string) (*Call, *Refusal) {
 	return c, nil
 }
 
-func (p *Policy) judgeVars(vars map[string]string) *Refusal {
+func (p *Policy) judgeVars(e *endpoint, vars map[string]string) *Refusal {
 	for kind, value := range vars {
 		ok := false
 		switch kind {
-		case "container", "volume", "ownnetwork":
-			ok = isName(value, p.Prefix)
+		case "container", "volume":
+			ok = p.namesObject(kind, value, e.remove)
 		case "network":
-			ok = isName(value, p.Prefix) || slices.Contains(p.Networks, value)
+			ok = p.namesObject(kind, value, e.remove) || !e.remove && slices.Contains(p.Networks, value)
 		case "exec":
 			ok = isExecID(value)
 		case "image":

@@ -2,6 +2,7 @@ package filter
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -33,6 +34,32 @@ func (p *Policy) judgeLabels(name string, labels map[string]string) (Role, *Refu
 		return Role{}, refuse("name.binding", "the name is not the one that the labels name")
 	}
 	return role, nil
+}
+
+// namesObject reports whether a name is one that objects of this kind have, and
+// that may be removed, if that is to be done.
+func (p *Policy) namesObject(kind, name string, remove bool) bool {
+	if !isName(name, p.Prefix) && !slices.Contains(p.fixedNames(), name) {
+		return false
+	}
+	for key, role := range p.Roles {
+		if role.kind() == kind && !(remove && role.Keep) && p.names[key].MatchString(name) {
+			return true
+		}
+	}
+	return false
+}
+
+func (r *Role) kind() string {
+	switch {
+	case r.Container != nil:
+		return "container"
+	case r.Volume != nil:
+		return "volume"
+	case r.Network != nil:
+		return "network"
+	}
+	return ""
 }
 
 // owns reports whether the labels of an existing container, as the engine
@@ -77,17 +104,21 @@ func expand(template string, labels map[string]string) string {
 	}
 }
 
-func checkTemplate(template string, labels []string) error {
-	rest := template
-	for {
-		_, after, ok := strings.Cut(rest, "{")
+// pattern turns a template into the expression of the names that it can make.
+// Every label in it must be one of labels.
+func (p *Policy) pattern(template string, labels []string) (*regexp.Regexp, error) {
+	expr := `\A`
+	for rest := template; ; {
+		before, after, ok := strings.Cut(rest, "{")
+		expr += regexp.QuoteMeta(before)
 		if !ok {
-			return nil
+			return regexp.Compile(expr + `\z`)
 		}
 		key, tail, ok := strings.Cut(after, "}")
 		if !ok || !slices.Contains(labels, key) {
-			return fmt.Errorf("template %q names a label that the role does not have", template)
+			return nil, fmt.Errorf("template %q names a label that the role does not have", template)
 		}
+		expr += "(?:" + p.Labels[key] + ")"
 		rest = tail
 	}
 }

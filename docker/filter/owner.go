@@ -76,7 +76,7 @@ func (f *Filter) checkExec(ctx context.Context, version, id string) *Refusal {
 		}
 	}
 	status, err := f.getJSON(ctx, "/v"+version+"/exec/"+id+"/json", &exec)
-	if r := lookupRefusal("exec", status, err); r != nil {
+	if r := lookupRefusal("exec instance: "+id, status, err); r != nil {
 		return r
 	}
 	if exec.ProcessConfig.Privileged || !isExecID(exec.ContainerID) { // container ids look like exec ids
@@ -96,7 +96,7 @@ func (f *Filter) checkContainer(ctx context.Context, version, container, key str
 		Config struct{ Labels map[string]string }
 	}
 	status, err := f.getJSON(ctx, "/v"+version+"/containers/"+container+"/json", &inspected)
-	if r := lookupRefusal("container", status, err); r != nil {
+	if r := lookupRefusal("container: "+container, status, err); r != nil {
 		return r
 	}
 	name := inspected.Name
@@ -113,9 +113,9 @@ func (f *Filter) checkContainer(ctx context.Context, version, container, key str
 func lookupRefusal(what string, status int, err error) *Refusal {
 	switch {
 	case err != nil || status != http.StatusOK && status != http.StatusNotFound:
-		return &Refusal{"lookup", "the engine did not say whose " + what + " this is", http.StatusBadGateway}
+		return &Refusal{"lookup", "the engine did not tell about " + what, http.StatusBadGateway}
 	case status == http.StatusNotFound:
-		return &Refusal{"lookup", "no such " + what, http.StatusNotFound}
+		return &Refusal{"lookup", "No such " + what, http.StatusNotFound}
 	}
 	return nil
 }

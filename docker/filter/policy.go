@@ -52,16 +52,17 @@ type Policy struct {
 	// structs write although unset.
 	InertKeys bool `json:"inertKeys,omitzero"`
 
-	labels map[string]*regexp.Regexp
+	labels map[string]*regexp.Regexp // by label
+	names  map[string]*regexp.Regexp // by role
 	images []imageRef
 }
 
 // A Role says how the objects of one role are named, labelled and made. At
-// most one of Container, Volume and Network is set; none means that objects of
-// this role are made by somebody else.
+// most one of Container, Volume and Network is set.
 type Role struct {
-	Name      string         `json:"name"`   // template
-	Labels    []string       `json:"labels"` // all of them must be there, no others
+	Name      string         `json:"name"`          // template
+	Labels    []string       `json:"labels"`        // all of them must be there, no others
+	Keep      bool           `json:"keep,omitzero"` // never removed
 	Container *ContainerRule `json:"container,omitzero"`
 	Volume    *VolumeRule    `json:"volume,omitzero"`
 	Network   *NetworkRule   `json:"network,omitzero"`
@@ -84,13 +85,13 @@ type ContainerRule struct {
 	MaxMemory    int64                `json:"maxMemory"`        // bytes
 	MaxNanoCPUs  int64                `json:"maxNanoCPUs"`
 	MaxPids      int64                `json:"maxPids"`
-	MaxCPUShares int64                `json:"maxCPUShares,omitzero"` // 0: must be absent
+	MaxCPUShares int64                `json:"maxCPUShares,omitzero"` // 0: must be absent; otherwise from 1 to this
 	Ulimits      map[string]int64     `json:"ulimits,omitempty"`     // name → highest hard limit
 	Networks     []string             `json:"networks"`              // templates; the network mode is one of them
 	Endpoints    []string             `json:"endpoints,omitempty"`   // templates; exactly these, without settings
 	Tmpfs        map[string]TmpfsRule `json:"tmpfs,omitempty"`       // by target
 	Mounts       []MountRule          `json:"mounts,omitempty"`      // exactly these
-	Log          *LogRule             `json:"log,omitzero"`         // exactly this; nil: must be absent
+	Log          *LogRule             `json:"log,omitzero"`          // exactly this; nil: must be absent
 }
 
 // A MountRule is one volume at one place.
@@ -100,11 +101,12 @@ type MountRule struct {
 	ReadOnly bool   `json:"readOnly,omitzero"`
 }
 
-// A TmpfsRule bounds the options of a tmpfs. It is always nosuid and nodev.
+// A TmpfsRule gives the options of a tmpfs, all of which must be sent, besides
+// rw, nosuid and nodev.
 type TmpfsRule struct {
-	MaxSize int64    `json:"maxSize"` // bytes; a size must be given
-	Modes   []string `json:"modes,omitempty"`
-	Flags   []string `json:"flags,omitempty"` // further flags, such as "noexec"
+	MaxSize int64    `json:"maxSize"` // bytes; the size may be less
+	Mode    string   `json:"mode"`
+	Flags   []string `json:"flags,omitempty"` // such as "noexec"
 }
 
 // A LogRule is a log configuration.

@@ -18,6 +18,15 @@ func (r *Refusal) Error() string {
 	return fmt.Sprintf("refused by rule %s: %s", r.Rule, r.Detail)
 }
 
+// message is what the caller is told: that nothing is there in the engine's own
+// words, as they tell apart what is missing.
+func (r *Refusal) message() string {
+	if r.Status == http.StatusNotFound {
+		return r.Detail
+	}
+	return "docker filter: " + r.Error()
+}
+
 func refuse(rule, format string, args ...any) *Refusal {
 	return &Refusal{Rule: rule, Detail: fmt.Sprintf(format, args...), Status: http.StatusForbidden}
 }

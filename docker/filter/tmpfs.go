@@ -25,31 +25,17 @@ func judgeTmpfs(rule *ContainerRule, b *createBody) *Refusal {
 	return nil
 }
 
-// admits judges options such as "rw,nosuid,nodev,size=1024m,mode=1777": nosuid,
-// nodev and a bounded size must be there, nothing twice.
+// admits judges options such as "rw,nosuid,nodev,size=1024m,mode=1777", in any
+// order.
 func (t TmpfsRule) admits(options string) bool {
-	seen := map[string]bool{}
-	for option := range strings.SplitSeq(options, ",") {
-		key, value, _ := strings.Cut(option, "=")
-		if seen[key] {
-			return false
-		}
-		seen[key] = true
-		switch {
-		case option == "rw" || option == "nosuid" || option == "nodev" || slices.Contains(t.Flags, option):
-		case key == "size":
-			if n, ok := parseSize(value); !ok || n > t.MaxSize {
-				return false
-			}
-		case key == "mode":
-			if !slices.Contains(t.Modes, value) {
-				return false
-			}
-		default:
-			return false
-		}
+	sent := strings.Split(options, ",")
+	want := append([]string{"rw", "nosuid", "nodev", "mode=" + t.Mode}, t.Flags...)
+	i := slices.IndexFunc(sent, func(s string) bool { return strings.HasPrefix(s, "size=") })
+	if i < 0 {
+		return false
 	}
-	return seen["nosuid"] && seen["nodev"] && seen["size"]
+	size, ok := parseSize(strings.TrimPrefix(sent[i], "size="))
+	return ok && size <= t.MaxSize && sameSet(slices.Delete(sent, i, i+1), want)
 }
 
 // parseSize reads a size with the unit k, m or g (powers of 1024), or in bytes.

@@ -83,6 +83,7 @@ func (p *Policy) validateImages() error {
 }
 
 func (p *Policy) validateRoles() error {
+	p.names = make(map[string]*regexp.Regexp, len(p.Roles))
 	for _, name := range slices.Sorted(maps.Keys(p.Roles)) {
 		role := p.Roles[name]
 		for _, key := range role.Labels {
@@ -101,10 +102,11 @@ func (p *Policy) validateRoles() error {
 			templates = append(slices.Concat(templates, c.Networks, c.Endpoints), sources(c.Mounts)...)
 		}
 		for _, t := range templates {
-			if err := checkTemplate(t, role.Labels); err != nil {
+			if _, err := p.pattern(t, role.Labels); err != nil {
 				return fmt.Errorf("policy: role %s: %w", name, err)
 			}
 		}
+		p.names[name], _ = p.pattern(role.Name, role.Labels)
 	}
 	return nil
 }
@@ -116,6 +118,7 @@ func sources(mounts []MountRule) (out []string) {
 	return out
 }
 
+// validate refuses what would give the host away whatever else is checked.
 func (c *ContainerRule) validate() error {
 	if c.MaxMemory <= 0 || c.MaxNanoCPUs <= 0 || c.MaxPids <= 0 {
 		return errors.New("container: maxMemory, maxNanoCPUs and maxPids must be set")
