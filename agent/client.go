@@ -1,0 +1,296 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"time"
+
+	"github.com/hashicorp/yamux"
+	"golang.org/x/sync/semaphore"
+
+	"shoal/sandbox"
+)
+
+// ClientConfig is how a worker talks to an agent.
+type ClientConfig struct {
+	// Egress serves one connection that a program in the sandbox opened to the
+	// proxy address, on a goroutine of its own, and closes it. Nil refuses all.
+	// It must return when its connection or the session ends.
+	Egress func(net.Conn)
+	// MaxEgress bounds the connections served at once; 0 = 256.
+	MaxEgress int
+	// HelloTimeout bounds the wait for the agent's first word; 0 = 10 s.
+	HelloTimeout time.Duration
+}
+
+const (
+	defaultEgress  = 256
+	defaultHello   = 10 * time.Second
+	maxOwnStreams  = maxStreams - defaultEgress
+	maxConcurrOpen = 64
+)
+
+// Session is a worker's end of one attachment to an agent. All methods may be
+// called from several goroutines. Every error is a [sandbox.Error]: origin
+// "sandbox" when the agent said it, "worker" when the stream broke (then
+// OutcomeUnknown for what may have happened).
+//
+// The agent is not trusted: what it sends is bounded in size, number and
+// nesting, and an agent that contradicts itself ends the session.
+type Session struct {
+	mux    *yamux.Session
+	cfg    ClientConfig
+	hello  Hello
+	own    *semaphore.Weighted // streams opened by this end
+	opens  *semaphore.Weighted // opening at once: yamux cannot be interrupted there
+	egress *semaphore.Weighted
+	wg     sync.WaitGroup
+
+	once sync.Once
+	done chan struct{}
+	err  error // why it ended; written before done is closed
+}
+
+// errClosed is the cause of a session that this end closed.
+var errClosed = errors.New("the session was closed")
+
+// Connect speaks to the agent at the other end of rwc and reads its hello. On
+// an error rwc is closed; otherwise the session owns it. The ctx bounds the
+// connecting only.
+func Connect(ctx context.Context, rwc io.ReadWriteCloser, cfg ClientConfig) (*Session, error) {
+	if cfg.MaxEgress <= 0 || cfg.MaxEgress > defaultEgress {
+		cfg.MaxEgress = defaultEgress
+	}
+	if cfg.HelloTimeout <= 0 {
+		cfg.HelloTimeout = defaultHello
+	}
+	mux, err := yamux.Client(newGuard(rwc, 0), muxConfig())
+	if err != nil {
+		_ = rwc.Close()
+		return nil, sandbox.Errorf(sandbox.Internal, "set up the stream to the agent").Wrap(err)
+	}
+	s := &Session{
+		mux:    mux,
+		cfg:    cfg,
+		own:    semaphore.NewWeighted(maxOwnStreams),
+		opens:  semaphore.NewWeighted(maxConcurrOpen),
+		egress: semaphore.NewWeighted(int64(cfg.MaxEgress)),
+		done:   make(chan struct{}),
+	}
+	s.wg.Go(s.acceptLoop)
+	ctx, cancel := context.WithTimeout(ctx, cfg.HelloTimeout)
+	defer cancel()
+	if err := s.greet(ctx); err != nil {
+		s.end(err)
+		s.wg.Wait()
+		return nil, err
+	}
+	return s, nil
+}
+
+func (s *Session) greet(ctx context.Context) error {
+	err := s.call(ctx, opHello, helloRequest{Newest: Protocol, Oldest: oldestProtocol}, &s.hello)
+	if err != nil {
+		return fmt.Errorf("greet the agent: %w", err)
+	}
+	h := s.hello
+	switch {
+	case h.Protocol < oldestProtocol || h.Protocol > Protocol:
+		return sandbox.Errorf(sandbox.Unsupported, "the agent picked protocol %d of %d to %d", h.Protocol, oldestProtocol, Protocol)
+	case sandbox.ValidateID("boot", h.Boot) != nil || h.Epoch > MaxEpoch || len(h.Version) > 64:
+		return s.lied("its hello is out of bounds")
+	}
+	return nil
+}
+
+// Hello returns what the agent said at first.
+func (s *Session) Hello() Hello { return s.hello }
+
+// Done is closed when the session has ended.
+func (s *Session) Done() <-chan struct{} { return s.done }
+
+// Err says why the session ended; nil while it has not.
+func (s *Session) Err() error {
+	select {
+	case <-s.done:
+		return s.err
+	default:
+		return nil
+	}
+}
+
+// Close ends the session, its streams and the byte stream below, and waits for
+// everything it started. It may be called twice. Commands go on in the sandbox.
+func (s *Session) Close() error {
+	s.end(errClosed)
+	s.wg.Wait()
+	return nil
+}
+
+func (s *Session) end(cause error) {
+	s.once.Do(func() {
+		s.err = cause
+		close(s.done)
+		_ = s.mux.Close()
+	})
+}
+
+// lied ends the session: an agent that contradicts itself is not asked again.
+func (s *Session) lied(how string) error {
+	err := sandbox.Errorf(sandbox.Engine, "the sandbox's agent broke the protocol: %s; it may be taken over, destroy the sandbox", how).
+		Because("protocol").From(sandbox.FromWorker)
+	s.end(err)
+	return err
+}
+
+// acceptLoop takes the streams that the agent opens: egress connections.
+func (s *Session) acceptLoop() {
+	for {
+		stream, err := s.mux.AcceptStream()
+		if err != nil {
+			s.end(s.broken(err))
+			return
+		}
+		if s.mux.NumStreams() > maxStreams {
+			_ = s.lied("it opened too many streams")
+			return
+		}
+		if s.cfg.Egress == nil || !s.egress.TryAcquire(1) {
+			_ = stream.Close()
+			continue
+		}
+		s.wg.Go(func() {
+			defer s.egress.Release(1)
+			s.serveEgress(stream)
+		})
+	}
+}
+
+func (s *Session) serveEgress(stream *yamux.Stream) {
+	t := newTunnel(stream, nil)
+	defer t.Close()
+	_ = stream.SetReadDeadline(time.Now().Add(defaultHello))
+	var q request
+	k, body, err := t.frames.next()
+	if err != nil || k != kindRequest || decode(body, &q) != nil || q.Op != opEgress {
+		return
+	}
+	_ = stream.SetReadDeadline(time.Time{})
+	s.cfg.Egress(t)
+}
+
+// open opens a stream and sends the request that begins it.
+func (s *Session) open(ctx context.Context, op string, body any) (*exchange, error) {
+	if err := s.own.Acquire(ctx, 1); err != nil {
+		return nil, sandbox.AsError(err)
+	}
+	x, err := s.openOwned(ctx, op, body)
+	if err != nil {
+		s.own.Release(1)
+		return nil, err
+	}
+	return x, nil
+}
+
+func (s *Session) openOwned(ctx context.Context, op string, body any) (*exchange, error) {
+	first, err := requestFrame(op, body)
+	if err != nil {
+		return nil, sandbox.Errorf(sandbox.Internal, "encode the request %s", op).Wrap(err)
+	}
+	stream, err := s.openStream(ctx)
+	if err != nil {
+		return nil, err
+	}
+	x := newExchange(s, stream)
+	stop := x.until(ctx)
+	_, err = stream.Write(first)
+	stop()
+	if err != nil {
+		_ = stream.Close()
+		return nil, s.failed(ctx, err)
+	}
+	return x, nil
+}
+
+func requestFrame(op string, body any) ([]byte, error) {
+	q := request{Op: op}
+	if err := encode((*appender)(&q.Body), body); err != nil {
+		return nil, err
+	}
+	return appendFrame(nil, kindRequest, q)
+}
+
+// openStream opens a stream. yamux waits there for the peer without regard to
+// a ctx, so it runs beside; at most maxConcurrOpen at once, each bounded by
+// the session's end and the write time-out.
+func (s *Session) openStream(ctx context.Context) (*yamux.Stream, error) {
+	if err := s.opens.Acquire(ctx, 1); err != nil {
+		return nil, sandbox.AsError(err)
+	}
+	type opened struct {
+		stream *yamux.Stream
+		err    error
+	}
+	ch := make(chan opened)
+	s.wg.Go(func() {
+		defer s.opens.Release(1)
+		stream, err := s.mux.OpenStream()
+		select {
+		case ch <- opened{stream, err}:
+		case <-ctx.Done():
+			if err == nil {
+				_ = stream.Close()
+			}
+		}
+	})
+	select {
+	case o := <-ch:
+		if o.err != nil {
+			return nil, s.failed(ctx, o.err)
+		}
+		return o.stream, nil
+	case <-ctx.Done():
+		return nil, sandbox.AsError(context.Cause(ctx))
+	}
+}
+
+// call makes one request with one answer.
+func (s *Session) call(ctx context.Context, op string, body, answer any) error {
+	x, err := s.open(ctx, op, body)
+	if err != nil {
+		return err
+	}
+	defer x.close()
+	return x.answer(ctx, answer)
+}
+
+// failed turns an error of the stream into one of the contract.
+func (s *Session) failed(ctx context.Context, err error) error {
+	if ctx.Err() != nil {
+		return sandbox.AsError(context.Cause(ctx))
+	}
+	if errors.Is(err, errFrame) {
+		return s.lied("a malformed frame")
+	}
+	if e, ok := errors.AsType[*sandbox.Error](err); ok {
+		return e
+	}
+	return s.broken(err)
+}
+
+// broken says that the stream to the agent is no more.
+func (s *Session) broken(err error) error {
+	select {
+	case <-s.done:
+		if e, ok := errors.AsType[*sandbox.Error](s.err); ok {
+			return e
+		}
+	default:
+	}
+	return sandbox.Errorf(sandbox.OutcomeUnknown, "the stream to the sandbox's agent broke; attach again and follow").
+		Because("detached").From(sandbox.FromWorker).Wrap(err)
+}

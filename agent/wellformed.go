@@ -1,0 +1,103 @@
+package agent
+
+import (
+	"encoding/binary"
+	"fmt"
+)
+
+// wellFormed reports whether b is exactly one msgpack value, nested at most
+// maxDepth deep, whose every length is covered by bytes that are there. The
+// decoder itself recurses without bound when it skips and allocates by the
+// lengths it is told, so nothing foreign reaches it unchecked.
+func wellFormed(b []byte) error {
+	rest, err := skipValue(b, maxDepth)
+	if err != nil {
+		return err
+	}
+	if len(rest) > 0 {
+		return fmt.Errorf("%d bytes after the value: %w", len(rest), errFrame)
+	}
+	return nil
+}
+
+// skipValue returns what follows the first value of b.
+func skipValue(b []byte, depth int) ([]byte, error) {
+	if len(b) == 0 || depth == 0 {
+		return nil, fmt.Errorf("cut off or nested too deep: %w", errFrame)
+	}
+	c, rest := b[0], b[1:]
+	switch {
+	case c <= 0x7f, c >= 0xe0, c == 0xc0, c == 0xc2, c == 0xc3: // small ints, nil, booleans
+		return rest, nil
+	case c <= 0x8f:
+		return skipMany(rest, 2*int(c&0x0f), depth)
+	case c <= 0x9f:
+		return skipMany(rest, int(c&0x0f), depth)
+	case c <= 0xbf:
+		return skipBytes(rest, int(c&0x1f))
+	}
+	return skipSized(c, rest, depth)
+}
+
+// sizes are the formats with a length field or of fixed size from 0xc4 on:
+// width of the length field, fixed bytes that follow, values per entry.
+var sizes = [...]struct{ length, fixed, values int }{
+	0xc4 - 0xc4: {length: 1}, 0xc5 - 0xc4: {length: 2}, 0xc6 - 0xc4: {length: 4}, // bin
+	0xc7 - 0xc4: {length: 1, fixed: 1}, 0xc8 - 0xc4: {length: 2, fixed: 1}, 0xc9 - 0xc4: {length: 4, fixed: 1}, // ext
+	0xca - 0xc4: {fixed: 4}, 0xcb - 0xc4: {fixed: 8}, // float
+	0xcc - 0xc4: {fixed: 1}, 0xcd - 0xc4: {fixed: 2}, 0xce - 0xc4: {fixed: 4}, 0xcf - 0xc4: {fixed: 8}, // uint
+	0xd0 - 0xc4: {fixed: 1}, 0xd1 - 0xc4: {fixed: 2}, 0xd2 - 0xc4: {fixed: 4}, 0xd3 - 0xc4: {fixed: 8}, // int
+	0xd4 - 0xc4: {fixed: 2}, 0xd5 - 0xc4: {fixed: 3}, 0xd6 - 0xc4: {fixed: 5}, 0xd7 - 0xc4: {fixed: 9}, 0xd8 - 0xc4: {fixed: 17}, // fixext
+	0xd9 - 0xc4: {length: 1}, 0xda - 0xc4: {length: 2}, 0xdb - 0xc4: {length: 4}, // str
+	0xdc - 0xc4: {length: 2, values: 1}, 0xdd - 0xc4: {length: 4, values: 1}, // array
+	0xde - 0xc4: {length: 2, values: 2}, 0xdf - 0xc4: {length: 4, values: 2}, // map
+}
+
+func skipSized(c byte, b []byte, depth int) ([]byte, error) {
+	if c < 0xc4 || int(c-0xc4) >= len(sizes) {
+		return nil, fmt.Errorf("format %#x: %w", c, errFrame)
+	}
+	s := sizes[c-0xc4]
+	n := 0
+	if s.length > 0 {
+		if len(b) < s.length {
+			return nil, fmt.Errorf("cut off: %w", errFrame)
+		}
+		n = readLength(b[:s.length])
+		b = b[s.length:]
+	}
+	if s.values == 0 {
+		return skipBytes(b, n+s.fixed)
+	}
+	return skipMany(b, n*s.values, depth)
+}
+
+func readLength(b []byte) int {
+	switch len(b) {
+	case 1:
+		return int(b[0])
+	case 2:
+		return int(binary.BigEndian.Uint16(b))
+	}
+	return int(binary.BigEndian.Uint32(b))
+}
+
+func skipBytes(b []byte, n int) ([]byte, error) {
+	if n > len(b) {
+		return nil, fmt.Errorf("a length of %d with %d bytes left: %w", n, len(b), errFrame)
+	}
+	return b[n:], nil
+}
+
+func skipMany(b []byte, n, depth int) ([]byte, error) {
+	if n > len(b) { // each value needs a byte at least
+		return nil, fmt.Errorf("%d values with %d bytes left: %w", n, len(b), errFrame)
+	}
+	var err error
+	for range n {
+		if b, err = skipValue(b, depth-1); err != nil {
+			return nil, err
+		}
+	}
+	return b, nil
+}
