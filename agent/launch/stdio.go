@@ -143,6 +143,9 @@ func (t *Terminal) SetReadDeadline(at time.Time) error { return t.file.SetReadDe
 // SetWriteDeadline bounds Write, as [Terminal.SetReadDeadline] does Read.
 func (t *Terminal) SetWriteDeadline(at time.Time) error { return t.file.SetWriteDeadline(at) }
 
+// SyscallConn gives access to the descriptor, as [os.File.SyscallConn] does.
+func (t *Terminal) SyscallConn() (syscall.RawConn, error) { return t.file.SyscallConn() }
+
 // Resize tells the command the new size.
 func (t *Terminal) Resize(size Size) error {
 	raw, err := t.file.SyscallConn()

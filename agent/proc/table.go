@@ -101,6 +101,10 @@ func (t *Table) Release(mark Mark) { t.marks.set(mark, markResting) }
 // mark stays in use until a scan finds it on none.
 func (t *Table) Keep(mark Mark) { t.marks.set(mark, markKept) }
 
+// Kept says whether a process may still carry a mark that was given to Keep, as
+// far as the last scan knows.
+func (t *Table) Kept(mark Mark) bool { return t.marks.current(mark) }
+
 // Processes returns every process of the sandbox's user and everything marked.
 func (t *Table) Processes() ([]Process, error) {
 	all, _, err := t.scan()
