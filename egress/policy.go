@@ -128,10 +128,10 @@ func refuseName(name string, wild bool) string {
 	switch suffix, _ := publicsuffix.PublicSuffix(name); {
 	case looksNumeric(name):
 		return "an address is never allowed, only names"
-	case !strings.Contains(name, "."):
-		return "a name of one label is not an internet host"
 	case wild && suffix == name:
 		return "this star covers everybody's names under a public suffix; list the hosts"
+	case !strings.Contains(name, "."):
+		return "a name of one label is not an internet host"
 	}
 	return ""
 }
