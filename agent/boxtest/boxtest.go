@@ -136,7 +136,7 @@ func contain(t *testing.T, dir, runtime string, options []string) {
 		"--volume", dir + ":" + mount + ":ro", "--env", inside + "=" + runtime, "--workdir", "/", "--entrypoint", mount + "/" + program,
 	}
 	if runtime == "runc" { // gVisor counts the host's threads of the sandbox and ends it at the limit
-		args = append(args, "--pids-limit", "256")
+		args = append(args, "--pids-limit", "160")
 	}
 	args = append(args, options...)
 	args = append(args, cmp.Or(os.Getenv("SHOAL_IMAGE"), "shoal-sandbox:dev"),

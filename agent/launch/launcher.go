@@ -34,6 +34,10 @@ type Config struct {
 	Processes int
 	// OOMScore is the commands' oom_score_adj. Defaults to 500.
 	OOMScore int
+	// Nice is the commands' nice value, 0 to 19. Defaults to 19: the agent then
+	// gets its turn among hundreds of spinning commands. The sandbox's own share
+	// of the machine does not change by it.
+	Nice int
 	// NoRewrite forbids tracers to rewrite system calls, see [RewriteUnchecked].
 	NoRewrite bool
 	// Timeout is how long a start may take. Defaults to 5 s.
@@ -91,11 +95,14 @@ func New(cfg Config) (*Launcher, error) {
 		return nil, fmt.Errorf("launch: UID %d and GID %d must be above 0", cfg.UID, cfg.GID)
 	case cfg.Reaper == nil || cfg.Threads == nil:
 		return nil, errors.New("launch: Reaper and Threads must be set")
+	case cfg.Nice < 0 || cfg.Nice > 19:
+		return nil, fmt.Errorf("launch: Nice %d is not from 0 to 19", cfg.Nice)
 	case cfg.OpenFiles < 0 || cfg.Processes < 0 || cfg.Timeout < 0 || cfg.OOMScore < 0 || cfg.OOMScore > 1000:
 		return nil, errors.New("launch: OpenFiles, Processes and Timeout must not be negative, OOMScore 0 to 1000")
 	}
 	cfg.OpenFiles = cmp.Or(cfg.OpenFiles, 4096)
 	cfg.OOMScore = cmp.Or(cfg.OOMScore, 500)
+	cfg.Nice = cmp.Or(cfg.Nice, 19)
 	cfg.Timeout = cmp.Or(cfg.Timeout, 5*time.Second)
 	return &Launcher{reaper: cfg.Reaper, threads: cfg.Threads, timeout: cfg.Timeout, fork: cfg.fork, reports: true}, nil
 }
@@ -103,7 +110,7 @@ func New(cfg Config) (*Launcher, error) {
 // fork executes the launch program. It runs as root until it has dropped
 // everything, so no command can stop it while the runtime waits in vfork.
 func (cfg Config) fork(c *Command, files []uintptr) (int, error) {
-	options := fmt.Sprintf("u%dg%dm%dn%dp%do%d", cfg.UID, cfg.GID, c.Mark, cfg.OpenFiles, cfg.Processes, cfg.OOMScore)
+	options := fmt.Sprintf("u%dg%dm%dn%dp%do%dk%d", cfg.UID, cfg.GID, c.Mark, cfg.OpenFiles, cfg.Processes, cfg.OOMScore, cfg.Nice)
 	if c.Terminal != nil {
 		options += "t1"
 	}

@@ -108,7 +108,7 @@ func (k *killer) stop(ctx context.Context) error {
 		}
 		fresh := 0
 		for _, p := range found {
-			if !k.seen[p.Pid] {
+			if !k.seen[p.Pid] && ctx.Err() == nil {
 				fresh++
 				k.seen[p.Pid] = true
 				k.signal(p.Pid, syscall.SIGSTOP)

@@ -75,7 +75,7 @@ func (f procFS) handle(pid int) (int, error) {
 	return unix.Openat(int(f.root.Fd()), strconv.Itoa(pid), unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
 }
 
-// readFile reads a small file below at into buf.
+// readFile reads a file below at into buf, as far as it fits.
 func readFile(at int, path string, buf []byte) ([]byte, error) {
 	fd, err := unix.Openat(at, path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
@@ -91,10 +91,12 @@ func readFile(at int, path string, buf []byte) ([]byte, error) {
 		if err != nil {
 			return nil, vanished(err)
 		}
-		if k == 0 {
+		n += k
+		// The kernel fills a page as far as whole records fit, and these are
+		// short: much less than a page is the end, and costs no second read.
+		if k < os.Getpagesize()/2 {
 			break
 		}
-		n += k
 	}
 	return buf[:n], nil
 }

@@ -8,7 +8,8 @@
 //
 //   u  uid             g  gid              m  the mark: the only group besides
 //   n  most open files p  most processes of this uid (0: as inherited)
-//   o  oom_score_adj   t1 descriptor 0 becomes the controlling terminal
+//   o  oom_score_adj   k  nice value, so that the agent comes first
+//   t1 descriptor 0 becomes the controlling terminal
 //   x1 a tracer may not rewrite system calls
 //
 // Descriptor 3 is the status pipe. A failed step writes {'E', step, errno};
@@ -106,6 +107,7 @@ static void limits(void) {
 	limit(RLIMIT_CORE, 0);
 	if (option['n']) limit(RLIMIT_NOFILE, option['n']);
 	if (option['p']) limit(RLIMIT_NPROC, option['p']);
+	if (option['k']) need(STEP_LIMITS, sys3(__NR_setpriority, 0 /* PRIO_PROCESS */, 0, option['k']));
 }
 
 static void oom_score(void) {
