@@ -38,7 +38,7 @@ func (s *Server) take(m *nats.Msg) {
 		return
 	}
 	switch {
-	case err == nil && r.replies[0] == "" && a.verb != VerbAck && a.verb != VerbCancel:
+	case err == nil && r.replies[0] == "" && (a.op != "" || a.verb == ""):
 		s.cfg.Log.Debug("request without a reply subject", "op", r.Op)
 	case err != nil:
 		r.respond(nil, err)
@@ -183,7 +183,7 @@ func (s *Server) verb(a address, r *Request, result *any) error {
 		*result = Done{}
 		return nil
 	}
-	*result = StreamAnswer{Next: out.ack(body.Offset)}
+	*result = StreamAnswer{Next: out.ack(body.Offset, body.Ended)}
 	return nil
 }
 

@@ -93,6 +93,8 @@ type DataRequest struct {
 	// Final ends the input after Data: the upload is whole, the port's peer
 	// has closed its sending side.
 	Final bool `json:"final,omitempty"`
+	// Abort gives the input up: an upload changes nothing.
+	Abort bool `json:"abort,omitempty"`
 }
 
 // Validate checks every field.

@@ -104,7 +104,7 @@ func (f *Frame) encode(buf *bytes.Buffer) error {
 	return enc.EncodeNil()
 }
 
-// decodeFrame reads a frame; it copies nothing out of data but small fields.
+// decodeFrame reads a frame; its Data and Answer are parts of data.
 func decodeFrame(data []byte, asJSON bool) (Frame, error) {
 	if asJSON {
 		return decodeJSONFrame(data)
@@ -121,19 +121,31 @@ func decodeFrame(data []byte, asJSON bool) (Frame, error) {
 	if err := decodeHead(dec, &f); err != nil {
 		return Frame{}, badFrame(err)
 	}
-	rest := data[len(data)-r.Len():]
 	switch f.Kind {
 	case FrameData:
-		f.Data, err = dec.DecodeBytes()
+		f.Data, err = restBytes(dec, r, data)
 	case FrameGap:
 		f.Lost, err = dec.DecodeInt64()
 	case FrameStarted, FrameEnd, FrameFailed:
-		f.Answer = rest
+		f.Answer = data[len(data)-r.Len():]
 	}
 	if err != nil || !f.valid() {
 		return Frame{}, badFrame(err)
 	}
 	return f, nil
+}
+
+// restBytes reads the byte string that ends data.
+func restBytes(dec *msgpack.Decoder, r *bytes.Reader, data []byte) ([]byte, error) {
+	n, err := dec.DecodeBytesLen()
+	if err != nil {
+		return nil, err
+	}
+	if n < 0 || n > r.Len() {
+		return nil, fmt.Errorf("%d bytes announced, %d there", n, r.Len())
+	}
+	start := len(data) - r.Len()
+	return data[start : start+n : start+n], nil
 }
 
 func decodeHead(dec *msgpack.Decoder, f *Frame) (err error) {

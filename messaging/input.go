@@ -29,6 +29,7 @@ type Input struct {
 	next    int64 // offset of the next byte wanted
 	final   bool
 	closed  bool
+	aborted bool
 	pending *Request // a data message that is answered when there is room
 }
 
@@ -70,7 +71,10 @@ func (in *Input) Read(p []byte) (int, error) {
 func (in *Input) readNow(p []byte) (int, error) {
 	in.mu.Lock()
 	defer in.mu.Unlock()
-	if in.closed {
+	switch {
+	case in.aborted:
+		return 0, sandbox.Errorf(sandbox.Canceled, "the sender gave the upload up; nothing was changed")
+	case in.closed:
 		return 0, io.ErrClosedPipe
 	}
 	n := copy(p, in.buf)
@@ -110,6 +114,9 @@ func (in *Input) feed(d DataRequest, r *Request) {
 			in.next += int64(len(fresh))
 			in.final = d.Final
 		}
+	}
+	if d.Abort && !in.final {
+		in.aborted, in.buf = true, nil
 	}
 	in.pending = r
 	notify(in.ready, struct{}{})

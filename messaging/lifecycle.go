@@ -49,6 +49,11 @@ type SandboxInfo struct {
 	Termination *Termination `json:"termination,omitempty"`
 }
 
+// Target names this very generation of the sandbox.
+func (i *SandboxInfo) Target() Target {
+	return Target{Sandbox: i.Name, Generation: i.Generation}
+}
+
 // Termination says how a sandbox stopped running without being asked to.
 type Termination struct {
 	Reason string    `json:"reason"` // "out_of_memory", "engine_restarted", "agent_died", "expired", …

@@ -16,6 +16,7 @@ import (
 const (
 	heartbeat    = time.Second
 	readerSilent = 60 * time.Second // a reader that owes an acknowledgement says nothing
+	endedWait    = 10 * time.Second // for the word that the end has arrived
 )
 
 // StreamRequest is the body of ack and cancel.
@@ -25,6 +26,8 @@ type StreamRequest struct {
 	// Offset up to which everything has been consumed; the same offset again
 	// says "alive, not reading".
 	Offset int64 `json:"offset"`
+	// Ended: the terminal frame has arrived as well.
+	Ended bool `json:"ended,omitempty"`
 }
 
 // StreamAnswer answers an acknowledgement that was sent as a request.
@@ -35,7 +38,7 @@ type StreamAnswer struct {
 
 // Output is the stream of one request to its client. Started, Data and Gap are
 // called from the handler's goroutine; the rest may be called from any. What
-// the handler returns ends it: Output itself never sends a terminal frame.
+// the handler returns ends it, unless it has called End before.
 type Output struct {
 	server *Server
 	req    *Request
@@ -45,6 +48,7 @@ type Output struct {
 	cancel context.CancelCauseFunc
 	acks   chan int64
 	room   chan struct{} // signals that acked moved
+	ended  chan struct{} // closed when the reader has the end
 
 	mu     sync.Mutex // guards the rest, and the order of what is published
 	next   int64      // offset of the next byte to send
@@ -52,7 +56,8 @@ type Output struct {
 	heard  time.Time // of the last word from the reader
 	sent   time.Time
 	gone   error
-	closed bool
+	closed bool // the terminal frame is sent
+	sawEnd bool // by the reader
 	meta   Meta // a copy for the heartbeats' goroutine
 	buf    bytes.Buffer
 }
@@ -64,7 +69,7 @@ func newOutput(s *Server, r *Request, cancel context.CancelCauseFunc) *Output {
 	}
 	o := &Output{
 		server: s, req: r, token: sandbox.NewID(), cancel: cancel, window: DefaultWindow,
-		acks: make(chan int64, 1), room: make(chan struct{}, 1), heard: time.Now(),
+		acks: make(chan int64, 1), room: make(chan struct{}, 1), ended: make(chan struct{}), heard: time.Now(),
 	}
 	o.key = streamKey{r.Tenant, r.about.area, r.Target().Sandbox, id, id}
 	switch body := r.Body.(type) {
@@ -145,6 +150,35 @@ func (o *Output) Gap(n int64) error {
 	return err
 }
 
+// End sends the end frame with result and waits until the reader has said that
+// it arrived: only then may what it tells be forgotten. It fails with
+// [ErrReaderGone] when the reader does not say so within 10 s. What the handler
+// returns afterwards is not sent.
+func (o *Output) End(ctx context.Context, result any) error {
+	body, err := encode(o.req.answer(result, nil), o.req.JSON)
+	if err != nil {
+		return err
+	}
+	o.finish(Frame{Kind: FrameEnd, Answer: body})
+	late := time.NewTimer(endedWait)
+	defer late.Stop()
+	select {
+	case <-o.ended:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-late.C:
+		return ErrReaderGone
+	}
+}
+
+// Next returns the offset of the next byte to send.
+func (o *Output) Next() int64 {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.next
+}
+
 // Heard returns when the reader last said something.
 func (o *Output) Heard() time.Time {
 	o.mu.Lock()
@@ -177,9 +211,13 @@ func (o *Output) waitRoom(ctx context.Context, want int) (int, error) {
 }
 
 // ack takes the reader's word; offsets that were never sent are ignored.
-func (o *Output) ack(offset int64) (next int64) {
+func (o *Output) ack(offset int64, ended bool) (next int64) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	if ended && o.closed && !o.sawEnd {
+		o.sawEnd = true
+		close(o.ended)
+	}
 	o.heard = time.Now()
 	if offset > o.acked && offset <= o.next {
 		o.acked = offset
