@@ -8,7 +8,11 @@ root=$(dirname "$here")
 . "$root/scripts/lib.sh"
 
 readonly name=shoal-sandbox context=$root/bin/image
-readonly protocol=1
+
+# The label says which protocol the agent speaks: the constant of package agent.
+protocol=$(sed -n 's/^\tProtocol *= *\([0-9]*\)$/\1/p' "$root/agent/protocol.go")
+[ -n "$protocol" ] || stop "agent/protocol.go names no Protocol"
+readonly protocol
 
 # stage collects the build's context; its programs are static and reproducible.
 stage() {

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # lib.sh: what the set-up scripts share. Sourced, never run.
 
 # say prints one plain line about what happens now. Standard output stays free for results.

@@ -3,7 +3,7 @@
 # a finding, so that one run shows them all.
 set -uo pipefail
 . "$(dirname "$0")/lib.sh"
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 
 readonly golangci_lint=$1 gofumpt=$2
 failed=()
@@ -20,7 +20,9 @@ check() {
 formatted() {
 	local files
 	files=$(git ls-files -z --cached --others --exclude-standard '*.go' | xargs -0 "$gofumpt" -l)
-	[ -z "$files" ] || { printf 'not formatted (make fmt): %s\n' $files && return 1; }
+	[ -n "$files" ] || return 0
+	printf 'not formatted (run make fmt):\n%s\n' "$files"
+	return 1
 }
 
 check format formatted
