@@ -33,6 +33,7 @@ type item struct {
 	data    []byte
 	seq     uint64
 	present bool
+	expired bool // not present, by its TTL
 }
 
 func (b *bucket) stream() string            { return "KV_" + b.name }
@@ -70,22 +71,23 @@ func (b *bucket) read(ctx context.Context, key string) (item, error) {
 		return item{}, unavailable("read", errors.New("empty answer"))
 	}
 	msg := answer.Message
-	return item{data: msg.Data, seq: msg.Seq, present: !isMarker(msg.Hdrs)}, nil
+	marker, expired := readMarker(msg.Hdrs)
+	return item{data: msg.Data, seq: msg.Seq, present: !marker, expired: expired}, nil
 }
 
-// isMarker tells the trace of a removed or expired key from a value.
-func isMarker(raw []byte) bool {
+// readMarker tells the trace of a removed or expired key from a value.
+func readMarker(raw []byte) (marker, expired bool) {
 	if len(raw) == 0 {
-		return false
+		return false, false
 	}
 	h, err := nats.DecodeHeadersMsg(raw)
 	if err != nil {
-		return false
+		return false, false
 	}
-	return markerHeader(h)
+	return isMarker(h), h.Get(jetstream.MarkerReasonHeader) == "MaxAge"
 }
 
-func markerHeader(h nats.Header) bool {
+func isMarker(h nats.Header) bool {
 	return h.Get(jetstream.MarkerReasonHeader) != "" || h.Get("KV-Operation") != ""
 }
 

@@ -1,6 +1,7 @@
 package kv
 
 import (
+	"strings"
 	"time"
 
 	"shoal/sandbox"
@@ -63,6 +64,13 @@ type Termination struct {
 	By     string    `json:"by,omitempty"` // worker or request
 }
 
+// ParseHandleKey is the inverse of [HandleKey].
+func ParseHandleKey(key string) (sandbox.Tenant, sandbox.Name, bool) {
+	tenant, token, ok := strings.Cut(key, ".")
+	name, err := sandbox.ParseNameToken(token)
+	return sandbox.Tenant(tenant), name, ok && err == nil
+}
+
 // HandleKey is the key of a sandbox's record: <tenant>.<name>.
 func HandleKey(t sandbox.Tenant, n sandbox.Name) string { return string(t) + "." + n.Token() }
 
@@ -93,13 +101,30 @@ type Lock struct {
 // AllTags is the lock that excludes every other of its sandbox.
 const AllTags sandbox.Tag = "*"
 
+// allToken stands for AllTags in keys, which cannot hold a star.
+const allToken = "=all"
+
 // LockKey is the key of a tag lock: <tenant>.<name>.<tag>; "*" is written =all.
 func LockKey(t sandbox.Tenant, n sandbox.Name, tag sandbox.Tag) string {
 	token := string(tag)
 	if tag == AllTags {
-		token = "=all"
+		token = allToken
 	}
 	return HandleKey(t, n) + "." + token
+}
+
+// ParseLockKey is the inverse of [LockKey]: the sandbox's handle key and the
+// tag.
+func ParseLockKey(key string) (handle string, tag sandbox.Tag, ok bool) {
+	i := strings.LastIndexByte(key, '.')
+	if i < 0 {
+		return "", "", false
+	}
+	handle, tag = key[:i], sandbox.Tag(key[i+1:])
+	if tag == allToken {
+		tag = AllTags
+	}
+	return handle, tag, true
 }
 
 // Presence says that a worker lives. Its entry has a TTL.
@@ -136,3 +161,9 @@ type Reservation struct {
 
 // QuotaKey is the key of a tenant's quota, in the handle bucket.
 func QuotaKey(t sandbox.Tenant) string { return "_quota." + string(t) }
+
+// ParseQuotaKey is the inverse of [QuotaKey].
+func ParseQuotaKey(key string) (sandbox.Tenant, bool) {
+	t, ok := strings.CutPrefix(key, "_quota.")
+	return sandbox.Tenant(t), ok
+}

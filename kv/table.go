@@ -28,7 +28,10 @@ type Entry[T any] struct {
 	Key string
 	// Exists is false for a key that never was, has expired or was removed.
 	Exists bool
-	Value  T
+	// Expired: the key was not removed but ran out of its TTL within the last
+	// hour.
+	Expired bool
+	Value   T
 
 	seq   uint64
 	extra map[string]json.RawMessage // fields of a newer version, kept as they are
@@ -44,7 +47,7 @@ func (t *Table[T]) Get(ctx context.Context, key string) (*Entry[T], error) {
 	if err != nil {
 		return nil, err
 	}
-	e := &Entry[T]{Key: key, seq: it.seq, Exists: it.present}
+	e := &Entry[T]{Key: key, seq: it.seq, Exists: it.present, Expired: it.expired}
 	if !it.present {
 		return e, nil
 	}
@@ -67,7 +70,7 @@ func (t *Table[T]) PutFor(ctx context.Context, e *Entry[T], ttl time.Duration) e
 	seq, err := t.b.write(ctx, e.Key, data, e.seq, ttl)
 	switch {
 	case err == nil:
-		e.seq, e.Exists = seq, true
+		e.seq, e.Exists, e.Expired = seq, true, false
 		return nil
 	case isConflict(err):
 		// On one replica the repeat of a write that was applied looks the same
@@ -87,7 +90,7 @@ func (t *Table[T]) settle(ctx context.Context, e *Entry[T], op string, failed er
 		return failed
 	}
 	if it.present && opOf(it.data) == op {
-		e.seq, e.Exists = it.seq, true
+		e.seq, e.Exists, e.Expired = it.seq, true, false
 		return nil
 	}
 	if it.seq != e.seq {
@@ -229,3 +232,6 @@ func fieldNames(t reflect.Type) []string {
 	}
 	return names
 }
+
+// Older reports whether e was written before other, an entry of the same key.
+func (e *Entry[T]) Older(other *Entry[T]) bool { return e.seq < other.seq }

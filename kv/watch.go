@@ -118,7 +118,7 @@ func (t *Table[T]) deliver(m jetstream.Msg, seq uint64, fn func(Change[T])) {
 		return
 	}
 	e := &Entry[T]{Key: key, seq: seq}
-	if markerHeader(nats.Header(m.Headers())) {
+	if isMarker(nats.Header(m.Headers())) {
 		fn(Change[T]{Kind: Removed, Entry: e})
 		return
 	}

@@ -48,8 +48,11 @@ const (
 	OpResize Op = "command.resize"
 )
 
-// OpPing is asked by workers of each other only.
-const OpPing Op = "ping"
+// The operations that workers ask of each other.
+const (
+	OpPing  Op = "ping"
+	OpAdopt Op = "adopt" // take over a sandbox that the asking worker hands over
+)
 
 // operation describes an Op to server and client.
 type operation struct {
@@ -106,6 +109,7 @@ var operations = map[Op]operation{
 	OpSignal:      {request: empty[SignalRequest], verb: true},
 	OpResize:      {request: empty[ResizeRequest], verb: true},
 	OpPing:        {request: empty[PingRequest], fleet: true},
+	OpAdopt:       {request: empty[AdoptRequest], fleet: true},
 }
 
 func empty[T any, P interface {

@@ -68,3 +68,18 @@ type PingAnswer struct {
 	Engine   string `json:"engine,omitempty"`
 	Draining bool   `json:"draining,omitempty"`
 }
+
+// AdoptRequest asks a worker to take over a sandbox whose record names it as
+// the owner already. Answer: [Done].
+type AdoptRequest struct {
+	Tenant  sandbox.Tenant `json:"tenant"`
+	Sandbox sandbox.Name   `json:"sandbox"`
+}
+
+// Validate checks both names.
+func (r *AdoptRequest) Validate() error {
+	if err := r.Tenant.Validate(); err != nil {
+		return err
+	}
+	return renameField(r.Sandbox.Validate(), "sandbox")
+}

@@ -337,6 +337,7 @@ type CommandInfo struct {
 	Argv       []string     `json:"argv,omitempty"`
 	Tag        Tag          `json:"tag,omitempty"`
 	Background bool         `json:"background,omitempty"`
+	KeepAwake  bool         `json:"keepAwake,omitempty"`
 	TTY        bool         `json:"tty,omitempty"`
 	Pid        int          `json:"pid,omitempty"`
 	Started    time.Time    `json:"started"`

@@ -68,6 +68,9 @@ type Capabilities struct {
 	// EgressTunnel: egress goes through the agent's stream and the owner's
 	// proxy; otherwise the engine filters it itself.
 	EgressTunnel bool `json:"egressTunnel"`
+	// ProcessesByAgent: the engine cannot bound the number of processes alone
+	// (gVisor ends the whole sandbox at its limit), so the agent does.
+	ProcessesByAgent bool `json:"processesByAgent"`
 }
 
 // Progress reports what a slow create is doing. It is called from the

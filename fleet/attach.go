@@ -1,0 +1,178 @@
+package fleet
+
+import (
+	"context"
+	"net"
+	"time"
+
+	"shoal/agent"
+	"shoal/kv"
+	"shoal/messaging"
+	"shoal/sandbox"
+)
+
+// attachFor bounds one attachment, waking included.
+const attachFor = 60 * time.Second
+
+// attached returns a session that works, attaching if there is none. With wake
+// a sandbox that does not run is brought back first; without, that is
+// Unavailable.
+func (b *box) attached(ctx context.Context, wake bool) (*agent.Session, error) {
+	if s := b.live(); s != nil {
+		return s, nil
+	}
+	release, err := b.attaching.alone(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	if s := b.live(); s != nil {
+		return s, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, attachFor)
+	defer cancel()
+	if err := b.own(ctx); err != nil {
+		return nil, err
+	}
+	switch rec := b.record(); rec.State {
+	case kv.Running, kv.Creating:
+	case kv.Suspended, kv.Suspending, kv.Resuming:
+		if !wake {
+			return nil, errSuspended()
+		}
+	default:
+		return nil, errGone(rec)
+	}
+	return b.attach(ctx, wake)
+}
+
+func errSuspended() error {
+	return sandbox.Errorf(sandbox.Unavailable, "the sandbox is suspended; any use of it by a caller resumes it").
+		Because("suspended").From(sandbox.FromWorker)
+}
+
+func errGone(rec kv.Record) error {
+	reason := "destroyed"
+	if rec.Last != nil {
+		reason = rec.Last.Reason
+	}
+	return sandbox.Errorf(sandbox.Gone, "the sandbox does not exist any more (%s); create it anew", reason).
+		Because(reason).From(sandbox.FromWorker)
+}
+
+// attach takes the three steps: hello, one compare-and-swap of epoch and boot,
+// claim. The agent, which forgets its epochs when it restarts, cannot be
+// claimed by a stale owner, for whom the swap fails.
+func (b *box) attach(ctx context.Context, wake bool) (*agent.Session, error) {
+	stream, err := b.w.provider.Attach(ctx, b.record().Handle, wake)
+	if err != nil {
+		return nil, b.attachFailed(ctx, err)
+	}
+	s, err := agent.Connect(ctx, stream, agent.ClientConfig{Egress: b.serveEgress})
+	if err != nil {
+		return nil, err
+	}
+	if err := b.claim(ctx, s); err != nil {
+		_ = s.Close()
+		return nil, err
+	}
+	b.mu.Lock()
+	old := b.session
+	b.session = s
+	b.spec = nil
+	b.mu.Unlock()
+	if old != nil {
+		_ = old.Close()
+	}
+	b.log.InfoContext(ctx, "attached", "epoch", b.record().Epoch, "boot", s.Hello().Boot)
+	return s, nil
+}
+
+func (b *box) claim(ctx context.Context, s *agent.Session) error {
+	hello := s.Hello()
+	before := b.record()
+	if hello.Epoch > before.Epoch+agent.MaxEpochJump {
+		b.log.ErrorContext(ctx, "the agent names an epoch beyond reason; it is not followed", "agent", hello.Epoch, "record", before.Epoch)
+		return sandbox.Errorf(sandbox.Engine, "the sandbox's agent cannot be trusted any more; destroy the sandbox").Because("epoch").From(sandbox.FromWorker)
+	}
+	epoch := max(before.Epoch, hello.Epoch) + 1
+	locks, err := b.liveLocks(ctx)
+	if err != nil {
+		return err
+	}
+	restarted := before.Boot != "" && before.Boot != hello.Boot && before.State == kv.Running
+	err = b.change(ctx, func(r *kv.Record) error {
+		if r.Owner != string(b.w.id) {
+			return errMoved(r.Owner)
+		}
+		r.Epoch, r.Boot = epoch, hello.Boot
+		if r.State == kv.Suspended || r.State == kv.Resuming || r.State == kv.Suspending {
+			r.State, r.Mode = kv.Running, ""
+		}
+		if restarted {
+			r.Last = &kv.Termination{Reason: "restarted", At: time.Now().UTC()}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	claim := agent.Claim{
+		Boot: hello.Boot, Epoch: epoch, Locks: locks,
+		Tunnel:    b.tunnelOn(),
+		Processes: b.w.processes(before.Handle.Limits),
+	}
+	b.mu.Lock()
+	claim.Spec = b.spec
+	b.mu.Unlock()
+	if _, err := s.Claim(ctx, claim); err != nil {
+		return err
+	}
+	if restarted {
+		b.event(messaging.EventTerminated, map[string]string{"reason": "restarted"})
+	}
+	return nil
+}
+
+// attachFailed notes that the engine itself denies the sandbox.
+func (b *box) attachFailed(ctx context.Context, err error) error {
+	if sandbox.CodeOf(err) != sandbox.Gone {
+		return err
+	}
+	return b.vanished(ctx, err)
+}
+
+// vanished writes down that the very engine denies the sandbox.
+func (b *box) vanished(ctx context.Context, cause error) error {
+	reason := "gone"
+	if e := sandbox.AsError(cause); e.Reason != "" {
+		reason = e.Reason
+	}
+	err := b.change(context.WithoutCancel(ctx), func(r *kv.Record) error {
+		r.State, r.Owner = kv.Gone, ""
+		r.Last = &kv.Termination{Reason: reason, At: time.Now().UTC()}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	b.event(messaging.EventGone, map[string]string{"reason": reason})
+	gone := errGone(b.record())
+	b.w.drop(b, gone)
+	return gone
+}
+
+// serveEgress carries one connection from the sandbox to the proxy.
+func (b *box) serveEgress(conn net.Conn) {
+	if b.w.cfg.Proxy == nil {
+		_ = conn.Close()
+		return
+	}
+	b.w.cfg.Proxy.ServeConn(b.w.ctx, conn, b.egress)
+}
+
+// tunnelOn reports whether the agent may send connections out.
+func (b *box) tunnelOn() bool {
+	e := b.record().Egress
+	return b.w.caps.EgressTunnel && e.Mode == sandbox.EgressAllowlist && len(e.Hosts) > 0
+}

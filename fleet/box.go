@@ -1,0 +1,220 @@
+package fleet
+
+import (
+	"context"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"shoal/agent"
+	"shoal/egress"
+	"shoal/kv"
+	"shoal/messaging"
+	"shoal/sandbox"
+)
+
+// freshFor is how old the last proof of ownership may be before a call that
+// the agent does not fence, one to the engine, needs a new one.
+const freshFor = 2 * time.Second
+
+// box is a sandbox as its owner holds it.
+type box struct {
+	w    *Worker
+	key  string
+	log  *slog.Logger
+	gate gate // life cycle alone, starts shared
+	// attaching is held (alone) while a session is made.
+	attaching gate
+	// granting is held (alone) while a tag lock is granted or released.
+	granting gate
+	// keeping is set while something that was due is being done.
+	keeping atomic.Bool
+	// egress is the sandbox's policy and its connections, for the box's life.
+	egress *egress.Session
+	// used is when a caller last used it, in Unix milliseconds.
+	used atomic.Int64
+	// holds counts what keeps the sandbox attached and awake: streams, tunnels.
+	holds atomic.Int64
+
+	mu sync.Mutex
+	// entry is the record as last read or written; nil until then.
+	entry *kv.Entry[kv.Record]
+	// proven is when entry was last known to be current.
+	proven time.Time
+	// session to the agent; nil or ended when detached.
+	session *agent.Session
+	// env of the spec, for the first claim only.
+	spec *sandbox.Spec
+	// pumps are the primary readers of commands, for input and signals.
+	pumps map[sandbox.CommandID]*pump
+	// reset is the boot that a reset of ours ended; "" = none.
+	reset string
+	// alive is the life of the present generation here: its streams end with
+	// the cause of its end.
+	alive context.Context //nolint:containedctx // a generation's life, which no call spans
+	end   context.CancelCauseFunc
+}
+
+func (w *Worker) newBox(tenant sandbox.Tenant, name sandbox.Name) *box {
+	b := &box{
+		w: w, key: kv.HandleKey(tenant, name),
+		log:  w.log.With("tenant", tenant, "sandbox", name),
+		gate: newGate(), attaching: newGate(), granting: newGate(),
+	}
+	b.egress = egress.NewSession(b.key, nil)
+	b.alive, b.end = context.WithCancelCause(w.ctx)
+	b.touch()
+	return b
+}
+
+func (b *box) touch() { b.used.Store(time.Now().UnixMilli()) }
+
+func (b *box) lastUse() time.Time { return time.UnixMilli(b.used.Load()) }
+
+// record returns a copy of the record as last known.
+func (b *box) record() kv.Record {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.entry == nil {
+		return kv.Record{}
+	}
+	return b.entry.Value
+}
+
+// live returns the session if there is one that works.
+func (b *box) live() *agent.Session {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.session == nil || b.session.Err() != nil {
+		return nil
+	}
+	return b.session
+}
+
+// load reads the record from the leader.
+func (b *box) load(ctx context.Context) (kv.Record, error) {
+	e, err := b.w.store.Handles.Get(ctx, b.key)
+	if err != nil {
+		return kv.Record{}, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.entry, b.proven = e, time.Now()
+	return e.Value, nil
+}
+
+// own makes sure that this worker is the owner by a proof that is at most
+// freshFor old. Every call to the engine comes after it.
+func (b *box) own(ctx context.Context) error {
+	b.mu.Lock()
+	fresh := b.entry != nil && time.Since(b.proven) < freshFor && b.entry.Value.Owner == string(b.w.id)
+	b.mu.Unlock()
+	if fresh {
+		return nil
+	}
+	rec, err := b.load(ctx)
+	if err != nil {
+		return err
+	}
+	if rec.Owner != string(b.w.id) {
+		return errMoved(rec.Owner)
+	}
+	return nil
+}
+
+// errMoved says that another worker owns the sandbox now.
+func errMoved(owner string) error {
+	return sandbox.Errorf(sandbox.Fenced, "another worker has taken the sandbox over").Because("moved").
+		Wrap(movedError{owner: messaging.WorkerID(owner)}).From(sandbox.FromWorker)
+}
+
+// movedError carries the new owner.
+type movedError struct{ owner messaging.WorkerID }
+
+func (movedError) Error() string { return "moved" }
+
+// change writes the record as fn leaves it, by compare-and-swap. A lost race
+// against a writer that left this worker the owner (another field) is tried
+// again; another owner's ends in Fenced.
+func (b *box) change(ctx context.Context, fn func(*kv.Record) error) error {
+	for range 4 {
+		b.mu.Lock()
+		e := b.entry
+		b.mu.Unlock()
+		if e == nil {
+			if _, err := b.load(ctx); err != nil {
+				return err
+			}
+			continue
+		}
+		next := *e
+		if err := fn(&next.Value); err != nil {
+			return err
+		}
+		next.Value.Changed = time.Now().UTC()
+		err := b.put(ctx, &next)
+		if !kv.IsRevision(err) {
+			return err
+		}
+		rec, err := b.load(ctx)
+		if err != nil {
+			return err
+		}
+		if rec.Owner != string(b.w.id) {
+			return errMoved(rec.Owner)
+		}
+	}
+	return sandbox.Errorf(sandbox.Unavailable, "the sandbox's record changes too fast; try again").From(sandbox.FromWorker)
+}
+
+// put stores e and makes it the box's record.
+func (b *box) put(ctx context.Context, e *kv.Entry[kv.Record]) error {
+	ttl := time.Duration(0)
+	if e.Value.State == kv.Gone {
+		ttl = kv.GoneTTL
+	}
+	if err := b.w.store.Handles.PutFor(ctx, e, ttl); err != nil {
+		return err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.entry, b.proven = e, time.Now()
+	return nil
+}
+
+// setState changes the state alone.
+func (b *box) setState(ctx context.Context, s kv.State) error {
+	return b.change(ctx, func(r *kv.Record) error {
+		r.State = s
+		return nil
+	})
+}
+
+// life returns the context of the present generation.
+func (b *box) life() context.Context {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.alive
+}
+
+// finish ends the present generation here: its streams end with why, and the
+// session closes.
+func (b *box) finish(why error) {
+	b.mu.Lock()
+	b.end(why)
+	b.alive, b.end = context.WithCancelCause(b.w.ctx)
+	b.mu.Unlock()
+	b.detach()
+}
+
+// detach closes the session. Commands go on in the sandbox.
+func (b *box) detach() {
+	b.mu.Lock()
+	s := b.session
+	b.session = nil
+	b.mu.Unlock()
+	if s != nil {
+		_ = s.Close()
+	}
+}

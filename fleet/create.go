@@ -1,0 +1,230 @@
+package fleet
+
+import (
+	"context"
+	"strconv"
+	"time"
+
+	"shoal/agent"
+	"shoal/egress"
+	"shoal/kv"
+	"shoal/messaging"
+	"shoal/sandbox"
+)
+
+// createFor bounds a create: the pull's three minutes, the start, the setup.
+const createFor = 15 * time.Minute
+
+// cleanFor bounds the clean-up after a failed create.
+const cleanFor = 2 * time.Minute
+
+// create makes a sandbox. The same request id gives the same sandbox; another
+// one on a living name is Exists.
+func (b *box) create(ctx context.Context, req *messaging.CreateRequest, requestID string, tenant sandbox.Tenant) error {
+	spec, err := b.w.spec(req, tenant)
+	if err != nil {
+		return err
+	}
+	release, err := b.gate.alone(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	rec, err := b.load(ctx)
+	if err != nil {
+		return err
+	}
+	if done, err := b.existing(ctx, rec, req, requestID); done || err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, createFor)
+	defer cancel()
+	if err := b.w.admit(ctx, spec); err != nil {
+		return err
+	}
+	if err := b.begin(ctx, req, spec, requestID); err != nil {
+		b.w.unreserve(ctx, spec)
+		return err
+	}
+	if err := b.build(ctx, spec); err != nil {
+		b.abandon(ctx, err)
+		return err
+	}
+	b.event(messaging.EventCreated, map[string]string{"generation": spec.Generation})
+	return nil
+}
+
+// existing deals with a record that is there already: done for the repeat of
+// an answered create, an error for a name that is taken.
+func (b *box) existing(ctx context.Context, rec kv.Record, req *messaging.CreateRequest, requestID string) (done bool, err error) {
+	switch {
+	case !b.exists() || rec.State == kv.Gone:
+		if b.exists() && rec.RequestID == requestID {
+			return false, errGone(rec) // it was made, and destroyed since
+		}
+		return false, nil
+	case rec.RequestID == requestID && rec.State == kv.Creating:
+		// Its creator died before it answered: what it left is removed, and the
+		// create begins anew under a new generation.
+		return false, b.remove(ctx, rec)
+	case rec.RequestID == requestID:
+		return true, nil
+	case !req.Replace:
+		return false, sandbox.Errorf(sandbox.Exists, "a sandbox of this name exists; choose another name, destroy it, or set replace").From(sandbox.FromWorker)
+	}
+	return false, b.remove(ctx, rec)
+}
+
+func (b *box) exists() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.entry != nil && b.entry.Exists
+}
+
+// spec fills a request's spec with the deployment's defaults and checks it
+// against its maxima.
+func (w *Worker) spec(req *messaging.CreateRequest, tenant sandbox.Tenant) (sandbox.Spec, error) {
+	spec := req.Spec()
+	spec.Tenant, spec.Generation, spec.Bucket = tenant, sandbox.NewID(), w.bucket
+	if spec.Image == "" {
+		spec.Image = w.cfg.Image
+	}
+	spec.Limits = spec.Limits.Or(w.cfg.Limits)
+	if err := spec.Limits.Validate(w.cfg.MaxLimits); err != nil {
+		return spec, err
+	}
+	var err error
+	if spec.Egress, err = w.egressOf(spec.Egress); err != nil {
+		return spec, err
+	}
+	for i := range spec.Setup {
+		if e := spec.Setup[i].Egress; e != nil {
+			checked, err := w.egressOf(*e)
+			if err != nil {
+				return spec, err
+			}
+			spec.Setup[i].Egress = &checked
+		}
+	}
+	return spec, spec.Validate()
+}
+
+// egressOf fills a policy with the deployment's default and checks it against
+// its ceiling.
+func (w *Worker) egressOf(e sandbox.Egress) (sandbox.Egress, error) {
+	if e.Mode == "" {
+		e = w.cfg.Egress
+	}
+	if e.Mode == sandbox.EgressAllowlist && len(e.Hosts) == 0 {
+		e.Mode = sandbox.EgressNone // an empty list lets nothing out
+	}
+	if e.Mode.Wider(w.cfg.Ceiling) {
+		return e, sandbox.Errorf(sandbox.Denied, "the deployment allows egress up to %s, not %s; its operator sets --egress-ceiling (open also needs --allow-open-egress)", w.cfg.Ceiling, e.Mode).From(sandbox.FromWorker)
+	}
+	if err := e.Validate(); err != nil {
+		return e, err
+	}
+	if _, err := egress.ParsePolicy(e.Hosts, w.cfg.Policy); err != nil {
+		return e, sandbox.InvalidField("egress.hosts", "%s", err.Error())
+	}
+	return e, nil
+}
+
+// begin writes the record of a new generation, owned by this worker.
+func (b *box) begin(ctx context.Context, req *messaging.CreateRequest, spec sandbox.Spec, requestID string) error {
+	kept := spec
+	kept.Env = nil
+	now := time.Now().UTC()
+	b.mu.Lock()
+	next := *b.entry
+	b.mu.Unlock()
+	next.Value = kv.Record{
+		State: kv.Creating, Spec: kept, RequestID: requestID, Owner: string(b.w.id),
+		Handle: sandbox.Handle{
+			Provider: b.w.provider.Kind(), Engine: b.w.engine, Tenant: spec.Tenant, Name: spec.Name,
+			Generation: spec.Generation, Limits: spec.Limits,
+		},
+		Egress: spec.Egress, Pin: req.Pin, TTL: req.TTL, Created: now, Changed: now, LastUse: now,
+	}
+	if err := b.put(ctx, &next); err != nil {
+		if kv.IsRevision(err) {
+			return sandbox.Errorf(sandbox.Busy, "another create of this name is under way; send the request again").After(time.Second).From(sandbox.FromWorker)
+		}
+		return err
+	}
+	b.mu.Lock()
+	b.spec = &spec
+	b.mu.Unlock()
+	return nil
+}
+
+// build makes the sandbox at the engine, attaches, runs the setup, and hands
+// it out.
+func (b *box) build(ctx context.Context, spec sandbox.Spec) error {
+	if err := b.own(ctx); err != nil {
+		return err
+	}
+	h, err := b.w.provider.Create(ctx, spec, func(step string, done, total int64) {
+		b.event(messaging.EventProgress, map[string]string{
+			"step": step, "done": strconv.FormatInt(done, 10), "total": strconv.FormatInt(total, 10),
+		})
+	})
+	if err != nil {
+		return err
+	}
+	if err := b.change(ctx, func(r *kv.Record) error {
+		r.Handle = h
+		return nil
+	}); err != nil {
+		return err
+	}
+	s, err := b.attached(ctx, true)
+	if err != nil {
+		return err
+	}
+	for i, c := range spec.Setup {
+		if err := b.setup(ctx, s, i, c, spec.Egress); err != nil {
+			return err
+		}
+	}
+	if err := b.applyEgress(ctx, s, spec.Egress); err != nil {
+		return err
+	}
+	return b.setState(ctx, kv.Running)
+}
+
+// setup runs one command of a new sandbox under its own egress list.
+func (b *box) setup(ctx context.Context, s *agent.Session, i int, c sandbox.Setup, otherwise sandbox.Egress) error {
+	list := otherwise
+	if c.Egress != nil {
+		list = *c.Egress
+	}
+	if err := b.applyEgress(ctx, s, list); err != nil {
+		return err
+	}
+	cmd := sandbox.Command{
+		ID: sandbox.CommandID("setup-" + strconv.Itoa(i)), Shell: c.Shell, Timeout: c.Timeout,
+		Overflow: sandbox.OverflowDrop,
+	}.WithDefaults()
+	end, tail, err := runCollect(ctx, s, cmd)
+	if err != nil {
+		return err
+	}
+	if end.Code == nil || *end.Code != 0 {
+		return sandbox.Errorf(sandbox.StartFailed, "setup command %d ended with %s (shell code %d): %s", i+1, end.Reason, end.ShellCode(), tail).
+			Because("setup").From(sandbox.FromSandbox)
+	}
+	return nil
+}
+
+// abandon removes what a failed create made. The clean-up has a context of its
+// own, so that a withdrawn create leaves nothing either.
+func (b *box) abandon(ctx context.Context, cause error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanFor)
+	defer cancel()
+	b.log.WarnContext(ctx, "create failed", "error", cause, "code", sandbox.CodeOf(cause))
+	rec := b.record()
+	if err := b.removeAs(ctx, rec, "create_failed"); err != nil {
+		b.log.ErrorContext(ctx, "the leftovers of a failed create wait for the sweep", "error", err)
+	}
+}

@@ -1,0 +1,171 @@
+package fleet
+
+import (
+	"context"
+	"time"
+
+	"shoal/kv"
+	"shoal/sandbox"
+)
+
+// The steps of the idle policy, as people read them.
+const (
+	stepPause   = "suspended with its memory"
+	stepStop    = "suspended without its memory"
+	stepDestroy = "destroyed"
+)
+
+// useEvery is how often the last use is written down.
+const useEvery = time.Minute
+
+// keep does for one sandbox what is due now. It runs in the worker's tick, so
+// slow work goes to a goroutine of its own, one per box.
+func (b *box) keep(ctx context.Context, now time.Time) {
+	rec := b.record()
+	if rec.Owner != string(b.w.id) || rec.State == "" || rec.State == kv.Gone || !b.keeping.CompareAndSwap(false, true) {
+		return
+	}
+	act := b.due(rec, now)
+	if act == nil {
+		b.keeping.Store(false)
+		return
+	}
+	b.w.bg.Go(func() {
+		defer b.keeping.Store(false)
+		if err := act(ctx); err != nil && sandbox.CodeOf(err) != sandbox.Busy {
+			b.log.WarnContext(ctx, "looking after an idle sandbox", "error", err)
+		}
+	})
+}
+
+// due returns what is to be done now, nil for nothing.
+func (b *box) due(rec kv.Record, now time.Time) func(context.Context) error {
+	used := b.lastUse()
+	if rec.TTL > 0 && now.After(rec.Created.Add(rec.TTL.Duration())) {
+		return func(ctx context.Context) error { return b.destroyAs(ctx, "ttl") }
+	}
+	if b.holds.Load() > 0 || b.egress.Active(time.Minute) {
+		b.touch()
+		used = now
+	}
+	if used.Sub(rec.LastUse) >= useEvery {
+		return func(ctx context.Context) error { return b.writeUse(ctx, used) }
+	}
+	rec.LastUse = used
+	if step, at := b.w.nextIdleStep(rec); !rec.Pin && step != "" && now.After(at) {
+		return func(ctx context.Context) error { return b.idle(ctx, step, used) }
+	}
+	if b.live() != nil && rec.State == kv.Running && !b.tunnelOn() && now.Sub(used) > b.w.cfg.DetachAfter {
+		return b.detachIdle
+	}
+	return nil
+}
+
+// nextIdleStep returns what the idle policy does next to a sandbox, and when.
+func (w *Worker) nextIdleStep(r kv.Record) (step string, at time.Time) {
+	for _, s := range []struct {
+		step  string
+		after time.Duration
+		from  bool
+	}{
+		{stepPause, w.cfg.PauseAfter, r.State == kv.Running && w.canPause()},
+		{stepStop, w.cfg.StopAfter, r.State == kv.Running || r.State == kv.Suspended && r.Mode == sandbox.SuspendMemory},
+		{stepDestroy, w.cfg.DestroyAfter, r.State == kv.Running || r.State == kv.Suspended},
+	} {
+		if s.after > 0 && s.from && (step == "" || r.LastUse.Add(s.after).Before(at)) {
+			step, at = s.step, r.LastUse.Add(s.after)
+		}
+	}
+	return step, at
+}
+
+func (w *Worker) canPause() bool {
+	for _, m := range w.caps.Suspend {
+		if m == sandbox.SuspendMemory {
+			return true
+		}
+	}
+	return false
+}
+
+// idle takes one step of the policy, unless something holds the sandbox awake.
+func (b *box) idle(ctx context.Context, step string, used time.Time) error {
+	if step == stepDestroy {
+		return b.destroyAs(ctx, "idle")
+	}
+	busy, err := b.keptAwake(ctx)
+	if err != nil {
+		return err
+	}
+	if busy || b.lastUse().After(used) {
+		b.touch()
+		return nil
+	}
+	mode := sandbox.SuspendMemory
+	if step == stepStop {
+		mode = sandbox.SuspendDisk
+	}
+	return b.suspend(ctx, mode, false)
+}
+
+func (b *box) destroyAs(ctx context.Context, why string) error {
+	_, err := b.destroy(ctx, why)
+	return err
+}
+
+// keptAwake reports whether a foreground command runs, or a background one
+// that asked for it.
+func (b *box) keptAwake(ctx context.Context) (bool, error) {
+	if b.record().State != kv.Running {
+		return false, nil
+	}
+	s, err := b.attached(ctx, false)
+	if err != nil {
+		return false, err
+	}
+	list, err := s.List(ctx)
+	if err != nil {
+		return false, err
+	}
+	for _, c := range list {
+		if c.State == sandbox.CommandRunning && (!c.Background || c.KeepAwake) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// detachIdle closes the session of a sandbox in which nothing runs; the next
+// use attaches again.
+func (b *box) detachIdle(ctx context.Context) error {
+	s := b.live()
+	if s == nil {
+		return nil
+	}
+	list, err := s.List(ctx)
+	if err != nil {
+		return err
+	}
+	for _, c := range list {
+		if c.State == sandbox.CommandRunning {
+			b.touch()
+			return nil
+		}
+	}
+	release, err := b.gate.alone(ctx)
+	if err != nil {
+		return err
+	}
+	defer release()
+	if b.holds.Load() == 0 {
+		b.detach()
+	}
+	return nil
+}
+
+func (b *box) writeUse(ctx context.Context, used time.Time) error {
+	return b.change(ctx, func(r *kv.Record) error {
+		r.LastUse = used.UTC()
+		return nil
+	})
+}

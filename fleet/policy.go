@@ -1,0 +1,97 @@
+package fleet
+
+import (
+	"context"
+	"strconv"
+
+	"shoal/agent"
+	"shoal/egress"
+	"shoal/kv"
+	"shoal/messaging"
+	"shoal/sandbox"
+)
+
+// applyEgress makes e the policy of the running sandbox.
+func (b *box) applyEgress(ctx context.Context, s *agent.Session, e sandbox.Egress) error {
+	if set, ok := b.w.provider.(sandbox.EgressSetter); ok && !b.w.caps.EgressTunnel {
+		if err := b.own(ctx); err != nil {
+			return err
+		}
+		return set.SetEgress(ctx, b.record().Handle, e)
+	}
+	policy, err := b.w.policy(e)
+	if err != nil {
+		return err
+	}
+	b.egress.SetPolicy(policy)
+	return s.Tunnel(ctx, policy != nil)
+}
+
+// policy compiles e; nil lets nothing out.
+func (w *Worker) policy(e sandbox.Egress) (*egress.Policy, error) {
+	if e.Mode != sandbox.EgressAllowlist || len(e.Hosts) == 0 {
+		return nil, nil //nolint:nilnil // a nil policy is the closed one
+	}
+	p, err := egress.ParsePolicy(e.Hosts, w.cfg.Policy)
+	if err != nil {
+		return nil, sandbox.InvalidField("egress.hosts", "%s", err.Error())
+	}
+	return p, nil
+}
+
+// restoreEgress sets the policy of a record that this worker has adopted.
+func (b *box) restoreEgress(rec kv.Record) {
+	policy, err := b.w.policy(rec.Egress)
+	if err != nil {
+		b.log.Error("the record's egress list is not valid any more; nothing is let out", "error", err)
+	}
+	b.egress.SetPolicy(policy)
+}
+
+// egressSet replaces the policy of a sandbox, running or suspended.
+func (w *Worker) egressSet(ctx context.Context, r *messaging.Request) (any, error) {
+	b, err := w.owned(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	want, err := w.egressOf(body[messaging.EgressSetRequest](r).Egress)
+	if err != nil {
+		return nil, err
+	}
+	release, err := b.gate.alone(ctx)
+	if err != nil {
+		return nil, err
+	}
+	defer release()
+	rec := b.record()
+	if (want.Mode == sandbox.EgressOpen) != (rec.Egress.Mode == sandbox.EgressOpen) {
+		return nil, sandbox.Errorf(sandbox.Unsupported, "a sandbox cannot change to or from open egress; create it anew").From(sandbox.FromWorker)
+	}
+	if err := b.change(ctx, func(rec *kv.Record) error {
+		rec.Egress = want
+		return nil
+	}); err != nil {
+		return nil, err
+	}
+	b.event(messaging.EventEgress, map[string]string{"mode": string(want.Mode), "hosts": strconv.Itoa(len(want.Hosts))})
+	if b.record().State != kv.Running {
+		b.restoreEgress(b.record()) // in force when it runs again
+		return want, nil
+	}
+	s, err := b.attached(ctx, false)
+	if err != nil {
+		return nil, err
+	}
+	return want, b.applyEgress(ctx, s, want)
+}
+
+func (w *Worker) egressGet(ctx context.Context, r *messaging.Request) (any, error) {
+	e, err := w.store.Handles.Get(ctx, kv.HandleKey(r.Tenant, r.Target().Sandbox))
+	if err != nil {
+		return nil, err
+	}
+	if err := w.visible(r, e); err != nil {
+		return nil, err
+	}
+	return e.Value.Egress, nil
+}

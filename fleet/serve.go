@@ -1,0 +1,273 @@
+package fleet
+
+import (
+	"context"
+	"slices"
+	"strings"
+
+	"shoal/agent"
+	"shoal/kv"
+	"shoal/messaging"
+	"shoal/sandbox"
+)
+
+// body returns the request's decoded body, whose type the operation fixes.
+func body[T any](r *messaging.Request) *T { return r.Body.(*T) } //nolint:errcheck,forcetypeassert // messaging decodes into this very type
+
+// handle serves one request.
+func (w *Worker) handle(ctx context.Context, r *messaging.Request) (any, error) {
+	serve, ok := operations[r.Op]
+	if !ok {
+		return nil, sandbox.Errorf(sandbox.Unsupported, "this worker does not know the operation %s", r.Op).From(sandbox.FromWorker)
+	}
+	return serve(w, ctx, r)
+}
+
+// operations maps each operation to what serves it. It is never written to.
+var operations = map[messaging.Op]func(*Worker, context.Context, *messaging.Request) (any, error){
+	messaging.OpCreate:      (*Worker).create,
+	messaging.OpGet:         (*Worker).get,
+	messaging.OpList:        (*Worker).list,
+	messaging.OpResume:      (*Worker).resume,
+	messaging.OpSuspend:     (*Worker).suspend,
+	messaging.OpDestroy:     (*Worker).destroy,
+	messaging.OpPin:         (*Worker).pin,
+	messaging.OpExplain:     (*Worker).explain,
+	messaging.OpExec:        (*Worker).exec,
+	messaging.OpFollow:      (*Worker).followCommand,
+	messaging.OpWait:        (*Worker).wait,
+	messaging.OpKill:        (*Worker).kill,
+	messaging.OpCommands:    (*Worker).commands,
+	messaging.OpStats:       (*Worker).stats,
+	messaging.OpStdin:       (*Worker).stdin,
+	messaging.OpSignal:      (*Worker).signal,
+	messaging.OpResize:      (*Worker).resize,
+	messaging.OpRead:        (*Worker).read,
+	messaging.OpWrite:       (*Worker).write,
+	messaging.OpStat:        (*Worker).stat,
+	messaging.OpFiles:       (*Worker).files,
+	messaging.OpMkdir:       (*Worker).mkdir,
+	messaging.OpRemove:      (*Worker).removeFile,
+	messaging.OpRename:      (*Worker).rename,
+	messaging.OpTarGet:      (*Worker).tarGet,
+	messaging.OpTarPut:      (*Worker).tarPut,
+	messaging.OpForward:     (*Worker).forwardPort,
+	messaging.OpEgressSet:   (*Worker).egressSet,
+	messaging.OpEgressGet:   (*Worker).egressGet,
+	messaging.OpLockAcquire: (*Worker).lockAcquire,
+	messaging.OpLockRenew:   (*Worker).lockRenew,
+	messaging.OpLockRelease: (*Worker).lockRelease,
+	messaging.OpLockList:    (*Worker).lockList,
+	messaging.OpWorkers:     (*Worker).workers,
+	messaging.OpSweep:       (*Worker).sweepNow,
+	messaging.OpPing:        (*Worker).ping,
+	messaging.OpAdopt:       (*Worker).adoptAsked,
+}
+
+// create serves a create. It is forwarded when the name lives at another
+// worker, since only the owner may replace or answer for it.
+func (w *Worker) create(ctx context.Context, r *messaging.Request) (any, error) {
+	req := body[messaging.CreateRequest](r)
+	if w.isDraining() {
+		return nil, errDraining()
+	}
+	if !w.compared() {
+		return nil, errComparing()
+	}
+	key := kv.HandleKey(r.Tenant, req.Name)
+	e, err := w.store.Handles.Get(ctx, key)
+	if err != nil {
+		return nil, err
+	}
+	b := w.box(r.Tenant, req.Name)
+	if e.Exists && e.Value.State != kv.Gone && e.Value.Owner != string(w.id) {
+		if b, err = w.owned(ctx, r); err != nil {
+			return nil, err
+		}
+	}
+	if err := b.create(ctx, req, requestID(r), r.Tenant); err != nil {
+		return nil, err
+	}
+	b.fill(r)
+	return b.info(), nil
+}
+
+// requestID returns the client's request id, or a fresh one that nothing else
+// will name.
+func requestID(r *messaging.Request) string {
+	if r.ID != "" {
+		return r.ID
+	}
+	return sandbox.NewID()
+}
+
+func (w *Worker) get(ctx context.Context, r *messaging.Request) (any, error) {
+	e, err := w.store.Handles.Get(ctx, kv.HandleKey(r.Tenant, r.Target().Sandbox))
+	if err != nil {
+		return nil, err
+	}
+	if err := w.visible(r, e); err != nil {
+		return nil, err
+	}
+	r.Meta.Generation, r.Meta.Boot, r.Meta.Epoch = e.Value.Handle.Generation, e.Value.Boot, e.Value.Epoch
+	return describe(e.Value), nil
+}
+
+// visible turns a missing record or another generation into its error; a gone
+// one can be looked at.
+func (w *Worker) visible(r *messaging.Request, e *kv.Entry[kv.Record]) error {
+	switch want := r.Target().Generation; {
+	case !e.Exists && !w.compared():
+		return errComparing()
+	case !e.Exists:
+		return sandbox.Errorf(sandbox.NotFound, "there is no sandbox %s", r.Target().Sandbox).From(sandbox.FromWorker)
+	case want != "" && want != e.Value.Handle.Generation:
+		return (&box{}).enter(r, e.Value)
+	}
+	return nil
+}
+
+func (w *Worker) list(ctx context.Context, r *messaging.Request) (any, error) {
+	req := body[messaging.ListRequest](r)
+	entries, err := w.store.Handles.List(ctx, string(r.Tenant))
+	if err != nil {
+		return nil, err
+	}
+	if !w.compared() {
+		return nil, errComparing()
+	}
+	infos := make([]messaging.SandboxInfo, 0, len(entries))
+	for _, e := range entries {
+		if info := describe(e.Value); matches(&info, req) {
+			infos = append(infos, info)
+		}
+	}
+	slices.SortFunc(infos, func(a, b messaging.SandboxInfo) int { return strings.Compare(string(a.Name), string(b.Name)) })
+	answer := messaging.ListAnswer{Sandboxes: infos}
+	limit := req.Limit
+	if limit == 0 {
+		limit = 100
+	}
+	if len(infos) > limit {
+		answer.Sandboxes = infos[:limit]
+		answer.Next = infos[limit-1].Name
+	}
+	return answer, nil
+}
+
+func matches(info *messaging.SandboxInfo, req *messaging.ListRequest) bool {
+	if info.Name <= req.After && req.After != "" {
+		return false
+	}
+	if req.State == "" && info.State == messaging.Gone || req.State != "" && info.State != req.State {
+		return false
+	}
+	for k, v := range req.Metadata {
+		if info.Metadata[k] != v {
+			return false
+		}
+	}
+	return true
+}
+
+func (w *Worker) resume(ctx context.Context, r *messaging.Request) (any, error) {
+	b, err := w.owned(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	if err := b.resume(ctx); err != nil {
+		return nil, err
+	}
+	b.fill(r)
+	return b.info(), nil
+}
+
+func (w *Worker) suspend(ctx context.Context, r *messaging.Request) (any, error) {
+	b, err := w.owned(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	req := body[messaging.SuspendRequest](r)
+	if err := b.suspend(ctx, req.Mode, req.Force); err != nil {
+		return nil, err
+	}
+	return b.info(), nil
+}
+
+// destroy removes a sandbox; one that does not exist is success.
+func (w *Worker) destroy(ctx context.Context, r *messaging.Request) (any, error) {
+	b, err := w.owned(ctx, r)
+	switch code := sandbox.CodeOf(err); {
+	case code == sandbox.NotFound || code == sandbox.Gone:
+		return messaging.DestroyAnswer{}, nil
+	case err != nil:
+		return nil, err
+	}
+	// What was begun is finished though the client stops waiting.
+	existed, err := b.destroy(context.WithoutCancel(ctx), "destroyed")
+	if err != nil {
+		return nil, err
+	}
+	return messaging.DestroyAnswer{Existed: existed}, nil
+}
+
+func (w *Worker) pin(ctx context.Context, r *messaging.Request) (any, error) {
+	b, err := w.owned(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	err = b.change(ctx, func(rec *kv.Record) error {
+		rec.Pin = body[messaging.PinRequest](r).Pin
+		return nil
+	})
+	return b.info(), err
+}
+
+func (w *Worker) wait(ctx context.Context, r *messaging.Request) (any, error) {
+	b, err := w.owned(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	b.holds.Add(1)
+	defer b.holds.Add(-1)
+	var end sandbox.End
+	err = b.free(ctx, func(ctx context.Context, s *agent.Session) (err error) {
+		end, err = s.Wait(ctx, body[messaging.WaitRequest](r).ID)
+		return err
+	})
+	return end, err
+}
+
+func (w *Worker) commands(ctx context.Context, r *messaging.Request) (any, error) {
+	b, err := w.owned(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	if rec := b.record(); rec.State == kv.Suspended && rec.Mode == sandbox.SuspendDisk {
+		return messaging.CommandsAnswer{}, nil // nothing runs, and looking is no reason to wake it
+	}
+	var answer messaging.CommandsAnswer
+	err = b.call(ctx, func(ctx context.Context, s *agent.Session) (err error) {
+		answer.Commands, err = s.List(ctx)
+		return err
+	})
+	b.fill(r)
+	return answer, err
+}
+
+func (w *Worker) stats(ctx context.Context, r *messaging.Request) (any, error) {
+	b, err := w.owned(ctx, r)
+	if err != nil {
+		return nil, err
+	}
+	var stats sandbox.Stats
+	err = b.call(ctx, func(ctx context.Context, s *agent.Session) (err error) {
+		stats, err = s.Stats(ctx)
+		return err
+	})
+	return stats, err
+}
+
+func (w *Worker) ping(context.Context, *messaging.Request) (any, error) {
+	return messaging.PingAnswer{Engine: w.engine, Draining: w.isDraining()}, nil
+}
