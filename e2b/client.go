@@ -135,8 +135,8 @@ func sleep(ctx context.Context, d time.Duration) bool {
 }
 
 // send is one attempt.
-func (c *client) send(ctx context.Context, r call) (int, http.Header, error) {
-	ctx, cancel := context.WithTimeout(ctx, r.timeout)
+func (c *client) send(caller context.Context, r call) (int, http.Header, error) {
+	ctx, cancel := context.WithTimeout(caller, r.timeout)
 	defer cancel()
 	var sent atomic.Bool
 	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{
@@ -148,7 +148,7 @@ func (c *client) send(ctx context.Context, r call) (int, http.Header, error) {
 	}
 	resp, err := c.http.Do(req)
 	if err != nil {
-		return 0, nil, &apiError{Call: r.name, NotSent: !sent.Load(), cause: hideURL(err)}
+		return 0, nil, &apiError{Call: r.name, NotSent: !sent.Load(), cause: ownDeadline(caller, hideURL(err))}
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode < 200 || resp.StatusCode > 299 {
@@ -156,7 +156,7 @@ func (c *client) send(ctx context.Context, r call) (int, http.Header, error) {
 		return 0, nil, answerError(r.name, resp.StatusCode, resp.Header, body, c.key)
 	}
 	if err := readAnswer(resp.Body, r); err != nil {
-		return 0, nil, &apiError{Call: r.name, cause: err}
+		return 0, nil, &apiError{Call: r.name, cause: ownDeadline(caller, err)}
 	}
 	return resp.StatusCode, resp.Header, nil
 }
@@ -206,6 +206,18 @@ func readAnswer(body io.Reader, r call) error {
 		return fmt.Errorf("the answer is not the JSON expected: %w", err)
 	}
 	return nil
+}
+
+// errNoAnswer is a call's own time limit, which is not the caller's.
+var errNoAnswer = errors.New("no answer in time")
+
+// ownDeadline tells the limit of one call from the caller's: only the latter
+// stays a context error.
+func ownDeadline(caller context.Context, err error) error {
+	if errors.Is(err, context.DeadlineExceeded) && caller.Err() == nil {
+		return errNoAnswer
+	}
+	return err
 }
 
 // hideURL drops the address that net/http puts before every error.

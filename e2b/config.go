@@ -57,8 +57,6 @@ type Config struct {
 	// Fleet names the fleet; it is written into every sandbox's metadata, and
 	// [Provider.List] sees this fleet's only. Defaults to "main".
 	Fleet string `json:"fleet,omitempty"`
-	// Bucket is the random id of the fleet's handle bucket; empty when unknown.
-	Bucket string `json:"-"`
 	// Log receives warnings and retries. Defaults to none.
 	Log *slog.Logger `json:"-"`
 }
@@ -137,8 +135,6 @@ func (c Config) validate() error {
 		return errors.New("e2b settings: allowOpenEgress: with egress \"tunnel\" E2B's own internet is off; set egress to \"native\"")
 	case !wordPattern.MatchString(c.Fleet):
 		return fmt.Errorf("e2b settings: fleet: %q must be 1 to 64 of letters, digits, _ . and -", c.Fleet)
-	case c.Bucket != "" && !wordPattern.MatchString(c.Bucket):
-		return fmt.Errorf("e2b settings: bucket: %q must be 1 to 64 of letters, digits, _ . and -", c.Bucket)
 	}
 	return validateURL(c.APIURL)
 }
@@ -147,7 +143,7 @@ func validateURL(raw string) error {
 	u, err := url.Parse(raw)
 	switch {
 	case err != nil || u.Host == "" || u.Opaque != "":
-		return fmt.Errorf("e2b settings: apiURL: %q is no address such as https://api.example.com", clean(raw))
+		return errors.New("e2b settings: apiURL: must be an address such as https://api.example.com")
 	case u.User != nil || u.RawQuery != "" || u.ForceQuery || u.Fragment != "" || strings.Trim(u.Path, "/") != "":
 		return errors.New("e2b settings: apiURL: must have neither user, path, query nor fragment")
 	case u.Scheme == "https", u.Scheme == "http" && localHost(u.Hostname()):

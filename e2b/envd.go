@@ -156,8 +156,8 @@ func (e *envd) request(ctx context.Context, method, contentType string, body []b
 }
 
 // unary calls one method that has a single answer, which nobody needs.
-func (e *envd) unary(ctx context.Context, method string, body any, wait time.Duration) error {
-	ctx, cancel := context.WithTimeout(ctx, wait)
+func (e *envd) unary(caller context.Context, method string, body any, wait time.Duration) error {
+	ctx, cancel := context.WithTimeout(caller, wait)
 	defer cancel()
 	data, err := json.Marshal(body)
 	if err != nil {
@@ -169,7 +169,7 @@ func (e *envd) unary(ctx context.Context, method string, body any, wait time.Dur
 	}
 	resp, err := e.http.Do(req)
 	if err != nil {
-		return fmt.Errorf("envd: %s: %w", method, hideURL(err))
+		return fmt.Errorf("envd: %s: %w", method, ownDeadline(caller, hideURL(err)))
 	}
 	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {

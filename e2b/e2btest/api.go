@@ -3,6 +3,7 @@ package e2btest
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"regexp"
@@ -286,7 +287,8 @@ func (s *Server) pauseRoute(w http.ResponseWriter, r *http.Request, b *box) {
 	case state != running:
 		fail(w, http.StatusNotFound, gone(b.id))
 	default:
-		if err := b.pause(context.WithoutCancel(r.Context()), !body.falsy("memory")); err != nil {
+		ctx := context.WithoutCancel(r.Context())
+		if err := errors.Join(b.pause(ctx, !body.falsy("memory")), b.meddled(ctx)); err != nil {
 			s.t.Logf("pause %s: %v", b.id, err)
 			fail(w, http.StatusInternalServerError, "Error pausing sandbox")
 			return

@@ -35,6 +35,8 @@ type box struct {
 	state   string
 	token   string
 	memory  bool // a paused one keeps its processes
+	slow    time.Duration
+	meddle  int // pauses that somebody else undoes
 	started time.Time
 	end     time.Time
 	boots   int
@@ -137,6 +139,10 @@ func (b *box) pause(ctx context.Context, memory bool) error {
 	b.set(pausing)
 	b.cut()
 	b.timer.Stop()
+	b.mu.Lock()
+	slow := b.slow
+	b.mu.Unlock()
+	time.Sleep(slow)
 	err := b.machine.freeze(ctx)
 	if err == nil && !memory {
 		err = errors.Join(b.machine.thaw(ctx), b.machine.off(ctx))
@@ -145,6 +151,18 @@ func (b *box) pause(ctx context.Context, memory bool) error {
 	defer b.mu.Unlock()
 	b.memory, b.end, b.state = memory, time.Now(), paused
 	return err
+}
+
+// meddled resumes a sandbox that somebody else wants. The caller holds turn.
+func (b *box) meddled(ctx context.Context) error {
+	b.mu.Lock()
+	wanted := b.meddle > 0
+	b.meddle--
+	b.mu.Unlock()
+	if !wanted {
+		return nil
+	}
+	return b.resume(ctx, time.Hour, false)
 }
 
 // resume brings a paused sandbox back, with its memory unless cold. The caller

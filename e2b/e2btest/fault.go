@@ -55,6 +55,13 @@ func (s *Server) Inject(f Fault) {
 	s.faults = append(s.faults, &f)
 }
 
+// ClearFaults forgets every fault that has not struck.
+func (s *Server) ClearFaults() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.faults = nil
+}
+
 // strike takes the first fault that fits a request, if any.
 func (s *Server) strike(method, path string) *Fault {
 	s.mu.Lock()

@@ -39,14 +39,10 @@ type Backend interface {
 
 // Plain runs the processes of sandboxes on the test's own machine. A paused
 // sandbox cannot be reached, but its processes run on.
-type Plain struct {
-	// Programs replaces commands that only the image has, such as the attach
-	// program, by argument vectors.
-	Programs map[string][]string
-}
+type Plain struct{}
 
-func (p Plain) machine(_ context.Context, _ string, c envd.Config) (machine, error) {
-	c.AnyUser, c.Programs = true, p.Programs
+func (Plain) machine(_ context.Context, _ string, c envd.Config) (machine, error) {
+	c.AnyUser = true
 	m := &plainMachine{cfg: c}
 	return m, m.boot(context.Background())
 }

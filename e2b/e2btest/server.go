@@ -241,6 +241,25 @@ func (s *Server) Clone(id string) string {
 	return c.id
 }
 
+// SlowPause makes the next pauses of id take d longer.
+func (s *Server) SlowPause(id string, d time.Duration) {
+	if b := s.find(id); b != nil {
+		b.mu.Lock()
+		b.slow = d
+		b.mu.Unlock()
+	}
+}
+
+// ResumeAfterPause lets somebody else resume id right after each of the next n
+// pauses.
+func (s *Server) ResumeAfterPause(id string, n int) {
+	if b := s.find(id); b != nil {
+		b.mu.Lock()
+		b.meddle = n
+		b.mu.Unlock()
+	}
+}
+
 // RemoveToken makes id look like a sandbox that was created without "secure".
 func (s *Server) RemoveToken(id string) {
 	if b := s.find(id); b != nil {

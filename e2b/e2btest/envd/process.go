@@ -233,11 +233,7 @@ func (s *Server) launch(r *http.Request, req startRequest) (*proc, *rpcError) {
 	if s.ctx.Err() != nil {
 		return nil, rpcErrorf("unknown", "the daemon is shutting down")
 	}
-	program := req.Process
-	if instead := s.cfg.Programs[program.Cmd]; len(instead) > 0 {
-		program.Cmd, program.Args = instead[0], append(slices.Clone(instead[1:]), program.Args...)
-	}
-	p, err := launch(program, s.environment(a, req.Process.Envs), dir, s.credential(a), req.Stdin == nil || *req.Stdin)
+	p, err := launch(req.Process, s.environment(a, req.Process.Envs), dir, s.credential(a), req.Stdin == nil || *req.Stdin)
 	if err != nil {
 		return nil, rpcErrorf("invalid_argument", "error starting process '%s': %v", req.Process.Cmd, plainCause(err, dir))
 	}

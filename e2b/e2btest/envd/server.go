@@ -27,9 +27,6 @@ type Config struct {
 	// AnyUser runs every process as the user of this program and takes "root"
 	// and "sandbox" for known users. For tests without containers.
 	AnyUser bool `json:"anyUser"`
-	// Programs replaces commands by argument vectors. For tests without
-	// containers, where the programs of the image do not exist.
-	Programs map[string][]string `json:"-"`
 }
 
 // Server is one daemon. It is an [http.Handler], safe for concurrent use.

@@ -1,0 +1,237 @@
+package e2b
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/http"
+	"strings"
+	"time"
+
+	"shoal/sandbox"
+)
+
+// Inspect implements [sandbox.Provider]. E2B does not say whether a paused
+// sandbox has its memory, so that all of them read as Paused.
+func (p *Provider) Inspect(ctx context.Context, h sandbox.Handle) (sandbox.Object, error) {
+	op := "inspect sandbox " + string(h.Name)
+	id, err := p.idOf(ctx, h)
+	if sandbox.CodeOf(err) == sandbox.Gone {
+		return sandbox.Object{Handle: h, State: sandbox.Absent}, nil
+	}
+	if err != nil {
+		return sandbox.Object{}, err
+	}
+	d, err := p.api.get(ctx, id)
+	if isGone(err) {
+		p.forget(id)
+		return sandbox.Object{Handle: h, State: sandbox.Absent}, nil
+	}
+	if err != nil {
+		return sandbox.Object{}, translate(op, err)
+	}
+	if !matches(d.Metadata, p.ofGeneration(h.Tenant, h.Name, h.Generation)) {
+		return sandbox.Object{}, sandbox.Errorf(sandbox.Conflict, "%s: its id belongs to another sandbox", op).From(sandbox.FromEngine)
+	}
+	return p.object(d)
+}
+
+// object reads one sandbox of ours.
+func (p *Provider) object(d detail) (sandbox.Object, error) {
+	engine, err := p.EngineID(context.Background())
+	if err != nil {
+		return sandbox.Object{}, err
+	}
+	o := sandbox.Object{
+		Handle: sandbox.Handle{
+			Provider: Kind, Engine: engine, Ref: d.SandboxID,
+			Tenant: sandbox.Tenant(d.Metadata[metaTenant]), Name: sandbox.Name(d.Metadata[metaName]),
+			Generation: d.Metadata[metaGeneration],
+			Limits:     sandbox.Limits{CPU: float64(d.CPUCount), MemoryMB: d.MemoryMB, DiskMB: d.DiskSizeMB},
+		},
+		Bucket: d.Metadata[metaBucket], Created: d.StartedAt, Complete: true,
+	}
+	switch d.State {
+	case stateRunning:
+		o.State = sandbox.Running
+	case statePaused:
+		o.State = sandbox.Paused
+	default:
+		return o, engineError("E2B knows a state of its own: %q", clean(d.State))
+	}
+	return o, errors.Join(o.Tenant.Validate(), o.Name.Validate(), sandbox.ValidateID("generation", o.Generation))
+}
+
+// List implements [sandbox.Provider]. Created is the start of the present run:
+// E2B keeps no other time. Two sandboxes of one generation are both returned,
+// with a warning in the log.
+func (p *Provider) List(ctx context.Context) ([]sandbox.Object, error) {
+	found, err := p.api.list(ctx, map[string]string{metaFleet: p.cfg.Fleet})
+	if err != nil {
+		return nil, translate("list sandboxes", err)
+	}
+	all := make([]sandbox.Object, 0, len(found))
+	seen := map[[3]string]string{}
+	for _, d := range found {
+		o, err := p.object(d)
+		if err != nil {
+			p.log.LogAttrs(ctx, slog.LevelWarn, "e2b sandbox of this fleet is not understood",
+				slog.String("ref", d.SandboxID), slog.String("error", err.Error()))
+			continue
+		}
+		key := [3]string{string(o.Tenant), string(o.Name), o.Generation}
+		if other, twice := seen[key]; twice {
+			p.log.LogAttrs(ctx, slog.LevelWarn, "e2b has two sandboxes of one generation",
+				slog.String("sandbox", string(o.Name)), slog.String("ref", o.Ref), slog.String("other", other))
+		}
+		seen[key] = o.Ref
+		all = append(all, o)
+	}
+	return all, nil
+}
+
+// Resume implements [sandbox.Provider]. Its time to live is then at least the
+// setting, and never less than before.
+func (p *Provider) Resume(ctx context.Context, h sandbox.Handle) error {
+	id, err := p.idOf(ctx, h)
+	if err != nil {
+		return err
+	}
+	_, err = p.wake(ctx, id, h.Name)
+	return err
+}
+
+// wake brings a sandbox to running, once for all who ask at the same time.
+func (p *Provider) wake(ctx context.Context, id string, name sandbox.Name) (reach, error) {
+	result := p.wakes.DoChan(id, func() (any, error) {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*slowCall)
+		defer cancel()
+		a, _, err := p.api.connect(ctx, id, p.lifeSeconds(), false)
+		if err != nil {
+			return reach{}, p.settle(ctx, "resume sandbox "+string(name), id, err)
+		}
+		return p.remember(id, a.AccessToken, a.Domain, name)
+	})
+	select {
+	case <-ctx.Done():
+		return reach{}, sandbox.AsError(ctx.Err())
+	case r := <-result:
+		out, _ := r.Val.(reach)
+		return out, r.Err
+	}
+}
+
+// Suspend implements [sandbox.Provider].
+func (p *Provider) Suspend(ctx context.Context, h sandbox.Handle, mode sandbox.SuspendMode) error {
+	op := "suspend sandbox " + string(h.Name)
+	id, err := p.idOf(ctx, h)
+	if err != nil {
+		return err
+	}
+	memory := mode == sandbox.SuspendMemory
+	err = p.pause(ctx, id, memory)
+	if alreadyPaused(err) && !memory {
+		// Nobody knows what it was paused with, and E2B drops the memory of
+		// running sandboxes only.
+		if _, err := p.wake(ctx, id, h.Name); err != nil {
+			return err
+		}
+		err = p.pause(ctx, id, false)
+	}
+	if err == nil || alreadyPaused(err) {
+		return nil
+	}
+	return p.settle(ctx, op, id, err)
+}
+
+func alreadyPaused(err error) bool {
+	e := asAPI(err)
+	return e != nil && e.Status == http.StatusConflict && strings.Contains(e.Message, textPaused)
+}
+
+// pause asks for a pause and waits while another transition is in progress.
+func (p *Provider) pause(ctx context.Context, id string, memory bool) error {
+	for attempt := 1; ; attempt++ {
+		err := p.api.pause(ctx, id, memory)
+		e := asAPI(err)
+		busy := e != nil && e.Status == http.StatusConflict && !alreadyPaused(err)
+		if !busy || attempt >= maxAttempts || !sleep(ctx, baseBackoff<<(attempt-1)) {
+			return err
+		}
+	}
+}
+
+// Destroy implements [sandbox.Provider]. It removes every sandbox of the
+// generation, also one that a lost answer left.
+func (p *Provider) Destroy(ctx context.Context, h sandbox.Handle) error {
+	op := "destroy sandbox " + string(h.Name)
+	if h.Ref != "" {
+		id, err := p.idOf(ctx, h)
+		if err != nil {
+			return err
+		}
+		p.forget(id)
+		if err := p.api.remove(ctx, id); err != nil && !isGone(err) {
+			if err := p.settle(ctx, op, id, err); sandbox.CodeOf(err) != sandbox.Gone {
+				return err
+			}
+		}
+	}
+	_, err := p.removeAll(ctx, p.ofGeneration(h.Tenant, h.Name, h.Generation))
+	return translate(op, err)
+}
+
+// DestroyByName implements [sandbox.Provider].
+func (p *Provider) DestroyByName(ctx context.Context, tenant sandbox.Tenant, name sandbox.Name) error {
+	_, err := p.removeAll(ctx, p.ofName(tenant, name))
+	return translate("destroy sandbox "+string(name), err)
+}
+
+// Reset implements [sandbox.Provider]: a pause without memory and a boot from
+// disk. Only the answer 201 says that it booted; 200 means that somebody else
+// had resumed it meanwhile. That a server too old to know the field keeps the
+// memory can be seen only by the agent's boot, which is then the old one.
+func (p *Provider) Reset(ctx context.Context, h sandbox.Handle) error {
+	op := "reset sandbox " + string(h.Name)
+	id, err := p.idOf(ctx, h)
+	if err != nil {
+		return err
+	}
+	for range 3 {
+		if err := p.pauseForReset(ctx, id); err != nil {
+			return p.settle(ctx, op+": it did not happen", id, err)
+		}
+		a, booted, err := p.api.connect(ctx, id, p.lifeSeconds(), true)
+		if err != nil {
+			p.bringBack(ctx, id, h.Name)
+			return p.settle(ctx, op+": it did not happen", id, err)
+		}
+		if booted {
+			_, err := p.remember(id, a.AccessToken, a.Domain, h.Name)
+			return err
+		}
+	}
+	return engineError("%s: it did not happen, as the sandbox was resumed in between each time", op)
+}
+
+// pauseForReset pauses without memory, or with it where the server cannot.
+func (p *Provider) pauseForReset(ctx context.Context, id string) error {
+	err := p.pause(ctx, id, false)
+	if e := asAPI(err); e != nil && e.Status == http.StatusBadRequest {
+		err = p.pause(ctx, id, true)
+	}
+	if alreadyPaused(err) {
+		return nil
+	}
+	return err
+}
+
+// bringBack undoes the pause of a reset that failed.
+func (p *Provider) bringBack(ctx context.Context, id string, name sandbox.Name) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), slowCall+time.Second)
+	defer cancel()
+	if _, err := p.wake(ctx, id, name); err != nil {
+		p.log.LogAttrs(ctx, slog.LevelWarn, "e2b sandbox stays paused after a failed reset",
+			slog.String("sandbox", string(name)), slog.String("error", err.Error()))
+	}
+}
