@@ -31,6 +31,9 @@ func (b *box) attached(ctx context.Context, wake bool) (*agent.Session, error) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, attachFor)
 	defer cancel()
+	if rec := b.record(); !wake && rec.Owner == string(b.w.id) && rec.State == kv.Suspended {
+		return nil, errSuspended()
+	}
 	if err := b.own(ctx); err != nil {
 		return nil, err
 	}
@@ -83,6 +86,9 @@ func (b *box) attach(ctx context.Context, wake bool) (*agent.Session, error) {
 	b.mu.Unlock()
 	if old != nil {
 		_ = old.Close()
+	}
+	if rec := b.record(); rec.State != kv.Creating { // a setup command has a list of its own
+		b.restoreEgress(rec)
 	}
 	b.log.InfoContext(ctx, "attached", "epoch", b.record().Epoch, "boot", s.Hello().Boot)
 	return s, nil

@@ -15,21 +15,35 @@ import (
 // createFor bounds a create: the pull's three minutes, the start, the setup.
 const createFor = 15 * time.Minute
 
+// createFailed is the reason of a termination that left nothing to be gone.
+const createFailed = "create_failed"
+
 // cleanFor bounds the clean-up after a failed create.
 const cleanFor = 2 * time.Minute
 
-// create makes a sandbox. The same request id gives the same sandbox; another
+// make makes a sandbox. The same request id gives the same sandbox; another
 // one on a living name is Exists.
-func (b *box) create(ctx context.Context, req *messaging.CreateRequest, requestID string, tenant sandbox.Tenant) error {
-	spec, err := b.w.spec(req, tenant)
+func (w *Worker) make(ctx context.Context, req *messaging.CreateRequest, requestID string, tenant sandbox.Tenant) (*box, error) {
+	spec, err := w.spec(req, tenant)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	release, err := b.gate.alone(ctx)
-	if err != nil {
-		return err
+	for {
+		b := w.box(tenant, req.Name)
+		release, err := b.gate.alone(ctx)
+		if err != nil {
+			return nil, err
+		}
+		if w.find(b.key) == b { // it was not let go of while this waited
+			defer release()
+			return b, b.create(ctx, req, spec, requestID)
+		}
+		release()
 	}
-	defer release()
+}
+
+// create is called with the gate held alone.
+func (b *box) create(ctx context.Context, req *messaging.CreateRequest, spec sandbox.Spec, requestID string) error {
 	rec, err := b.load(ctx)
 	if err != nil {
 		return err
@@ -59,7 +73,7 @@ func (b *box) create(ctx context.Context, req *messaging.CreateRequest, requestI
 func (b *box) existing(ctx context.Context, rec kv.Record, req *messaging.CreateRequest, requestID string) (done bool, err error) {
 	switch {
 	case !b.exists() || rec.State == kv.Gone:
-		if b.exists() && rec.RequestID == requestID {
+		if b.exists() && rec.RequestID == requestID && rec.Last != nil && rec.Last.Reason != createFailed {
 			return false, errGone(rec) // it was made, and destroyed since
 		}
 		return false, nil
@@ -224,7 +238,7 @@ func (b *box) abandon(ctx context.Context, cause error) {
 	defer cancel()
 	b.log.WarnContext(ctx, "create failed", "error", cause, "code", sandbox.CodeOf(cause))
 	rec := b.record()
-	if err := b.removeAs(ctx, rec, "create_failed"); err != nil {
+	if err := b.removeAs(ctx, rec, createFailed); err != nil {
 		b.log.ErrorContext(ctx, "the leftovers of a failed create wait for the sweep", "error", err)
 	}
 }

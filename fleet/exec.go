@@ -188,13 +188,10 @@ func (b *box) follow(ctx context.Context, r *messaging.Request, st *agent.Stream
 		defer b.removePump(p)
 	}
 	end, err := p.run(ctx, st)
-	if err != nil {
-		if cause, ok := errors.AsType[*sandbox.Error](context.Cause(ctx)); ok {
-			return nil, cause
-		}
-		return nil, err
+	if err != nil && life.Err() != nil {
+		return nil, context.Cause(life)
 	}
-	return end, nil
+	return end, err
 }
 
 // runCollect runs a command to its end and keeps the tail of its output.

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"shoal/kv"
+	"shoal/messaging"
 	"shoal/sandbox"
 )
 
@@ -48,6 +49,9 @@ func (b *box) due(rec kv.Record, now time.Time) func(context.Context) error {
 		b.touch()
 		used = now
 	}
+	if b.broken() && rec.State == kv.Running {
+		return b.repair
+	}
 	if used.Sub(rec.LastUse) >= useEvery {
 		return func(ctx context.Context) error { return b.writeUse(ctx, used) }
 	}
@@ -59,6 +63,41 @@ func (b *box) due(rec kv.Record, now time.Time) func(context.Context) error {
 		return b.detachIdle
 	}
 	return nil
+}
+
+// broken reports whether the session ended without our doing.
+func (b *box) broken() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.session != nil && b.session.Err() != nil
+}
+
+// repair attaches again, so that egress and the commands' clocks go on. When
+// another worker has taken over, the box ends here.
+func (b *box) repair(ctx context.Context) error {
+	_, err := b.attached(ctx, false)
+	switch {
+	case sandbox.CodeOf(err) == sandbox.Fenced:
+		b.w.drop(b, messaging.ErrMoved)
+		return nil
+	case err != nil && sandbox.AsError(err).Reason == "suspended":
+		b.detach() // stopped behind our back; the next use wakes it
+		return nil
+	}
+	return err
+}
+
+// idleBox is how long a box without a living sandbox stays.
+const idleBox = time.Minute
+
+// reap lets go of a box that stands for nothing any more.
+func (w *Worker) reap(b *box, now time.Time) {
+	rec := b.record()
+	if rec.Owner == string(w.id) || now.Sub(b.lastUse()) < idleBox || b.holds.Load() > 0 || !b.gate.s.TryAcquire(gateWidth) {
+		return
+	}
+	defer b.gate.s.Release(gateWidth)
+	w.drop(b, messaging.ErrMoved)
 }
 
 // nextIdleStep returns what the idle policy does next to a sandbox, and when.

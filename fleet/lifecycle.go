@@ -13,8 +13,7 @@ import (
 // engineFor bounds one life-cycle call to the engine.
 const engineFor = time.Minute
 
-// running brings the sandbox to running if it is suspended; the caller holds
-// the gate alone or not at all.
+// resume brings the sandbox to running if it is suspended.
 func (b *box) resume(ctx context.Context) error {
 	release, err := b.gate.alone(ctx)
 	if err != nil {
@@ -129,7 +128,24 @@ func (b *box) quiesce(ctx context.Context, rec kv.Record, mode sandbox.SuspendMo
 	if mode == sandbox.SuspendMemory {
 		return s.Hold(ctx)
 	}
-	return s.Suspend(ctx)
+	if err := s.Suspend(ctx); err != nil {
+		return err
+	}
+	b.settlePumps(ctx)
+	return nil
+}
+
+// settlePumps gives the readers time to take the ends of the commands that a
+// suspension has ended, before the stream closes under them.
+func (b *box) settlePumps(ctx context.Context) {
+	for range 40 {
+		b.mu.Lock()
+		n := len(b.pumps)
+		b.mu.Unlock()
+		if n == 0 || !pause(ctx, 50*time.Millisecond) {
+			return
+		}
+	}
 }
 
 func (b *box) stop(ctx context.Context, mode sandbox.SuspendMode) error {

@@ -146,6 +146,8 @@ func (p *pump) again(ctx context.Context, broke error) (*agent.Stream, error) {
 			return st, nil
 		}
 		switch code := sandbox.CodeOf(err); {
+		case sandbox.AsError(err).Reason == "suspended":
+			deadline = time.Now().Add(reattachFor) // the command sleeps with its sandbox
 		case code == sandbox.Fenced:
 			return nil, messaging.ErrMoved
 		case code == sandbox.Gone:

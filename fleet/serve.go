@@ -79,13 +79,13 @@ func (w *Worker) create(ctx context.Context, r *messaging.Request) (any, error) 
 	if err != nil {
 		return nil, err
 	}
-	b := w.box(r.Tenant, req.Name)
 	if e.Exists && e.Value.State != kv.Gone && e.Value.Owner != string(w.id) {
-		if b, err = w.owned(ctx, r); err != nil {
+		if _, err := w.owned(ctx, r); err != nil {
 			return nil, err
 		}
 	}
-	if err := b.create(ctx, req, requestID(r), r.Tenant); err != nil {
+	b, err := w.make(ctx, req, requestID(r), r.Tenant)
+	if err != nil {
 		return nil, err
 	}
 	b.fill(r)

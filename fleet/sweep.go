@@ -319,7 +319,7 @@ func (w *Worker) orphanStep(e *kv.Entry[kv.Record]) *step {
 			return nil
 		}
 		return &step{action("destroy", h.Tenant, h.Name, h.Generation, "its create was never finished"), adopt(func(ctx context.Context, b *box) error {
-			return b.destroyAs(ctx, "create_failed")
+			return b.destroyAs(ctx, createFailed)
 		})}
 	case kv.Destroying:
 		return &step{action("destroy", h.Tenant, h.Name, h.Generation, "its destruction was never finished"), adopt(func(ctx context.Context, b *box) error {

@@ -185,6 +185,7 @@ func (w *Worker) keepBoxes() {
 		case now := <-tick.C:
 			for _, b := range w.all() {
 				b.keep(w.ctx, now)
+				w.reap(b, now)
 			}
 		}
 	}
