@@ -116,7 +116,7 @@ func stormOfStops(t *testing.T) {
 		}
 		p.Close()
 	}
-	if r := run(t, l, shell("echo fine")); r.out != "fine\n" {
+	if r := run(t, starter(t), shell("echo fine")); r.out != "fine\n" {
 		t.Errorf("after the storm: %+v", r)
 	}
 }

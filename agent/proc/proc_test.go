@@ -257,7 +257,8 @@ func killFindsWhatHides(t *testing.T) {
 
 func killTakesItsMark(t *testing.T) {
 	b := setup(t)
-	a, other := b.shell(t, "sleep 300 & sleep 300"), b.shell(t, "echo up; sleep 301 & sleep 301")
+	a, other := b.shell(t, "sleep 300 & echo up; sleep 300"), b.shell(t, "sleep 301 & echo up; sleep 301")
+	a.line(t)
 	other.line(t)
 	b.kill(t, proc.Target{Marks: []proc.Mark{a.mark}})
 	for _, p := range b.living(t) {
