@@ -78,6 +78,9 @@ func (p *Pool) Start() error {
 	for range p.cfg.Size {
 		err = errors.Join(err, <-ready)
 	}
+	// The change made the process undumpable, or should have: nobody of the user
+	// may look into it, whatever fs.suid_dumpable says.
+	err = errors.Join(err, unix.Prctl(unix.PR_SET_DUMPABLE, 0, 0, 0, 0))
 	if err != nil {
 		p.Close()
 		return fmt.Errorf("threads: take the user's rights: %w", err)
