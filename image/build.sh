@@ -51,6 +51,9 @@ build() {
 
 main() {
 	local tag
+	mkdir -p "$root/bin"
+	exec 9>"$root/bin/.image.lock" # one build at a time in this tree
+	flock -w 600 9 || stop "another build of the image holds bin/.image.lock for 10 minutes"
 	stage
 	tag=$name:$(fingerprint)
 	docker image inspect "$tag" >/dev/null 2>&1 || build "$tag"
