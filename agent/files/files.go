@@ -3,7 +3,6 @@ package files
 import (
 	"context"
 	"errors"
-	"os"
 	"path/filepath"
 	"strings"
 

@@ -2,7 +2,6 @@ package files
 
 import (
 	"context"
-	"errors"
 	"io"
 	"io/fs"
 	"os"
