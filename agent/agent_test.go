@@ -4,7 +4,6 @@ import (
 	"context"
 	"io"
 	"net"
-	"os"
 	"testing"
 	"time"
 
@@ -137,20 +136,3 @@ func drain(t *testing.T, st *agent.Stream) collected {
 		}
 	}
 }
-
-func TestRunsACommand(t *testing.T) {
-	b := newBox(t)
-	s := b.attach()
-	c := drain(t, start(t, s, shell("echo out; echo err >&2; pwd; exit 7")))
-	if c.out != "out\n"+b.dir+"\n" || c.err != "err\n" {
-		t.Errorf("output %q, %q", c.out, c.err)
-	}
-	if c.end.Reason != sandbox.Exited || c.end.Code == nil || *c.end.Code != 7 {
-		t.Errorf("end %+v", c.end)
-	}
-	if c.end.Bytes != int64(len(c.out)+len(c.err)) || c.end.Held || c.end.Truncated {
-		t.Errorf("end %+v", c.end)
-	}
-}
-
-var _ = os.Getenv
