@@ -7,6 +7,7 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -177,9 +178,15 @@ func findMark(groups []byte) int {
 	return 0
 }
 
+const maxEnviron = 256 << 10
+
+var environs = sync.Pool{New: func() any { return new([maxEnviron]byte) }}
+
 // environMark finds the mark of a process that is not hardened.
 func (f procFS) environMark(pid int, scope string) int {
-	text, err := readFile(int(f.root.Fd()), strconv.Itoa(pid)+"/environ", make([]byte, 256<<10))
+	buf := environs.Get().(*[maxEnviron]byte) //nolint:errcheck // the pool holds nothing else
+	defer environs.Put(buf)
+	text, err := readFile(int(f.root.Fd()), strconv.Itoa(pid)+"/environ", buf[:])
 	if err != nil {
 		return 0
 	}
