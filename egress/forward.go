@@ -26,6 +26,9 @@ func (c *clientConn) forward(ctx context.Context, w http.ResponseWriter, r *http
 	// The client may end its direction and wait for the answer; net/http
 	// cancels the request's context then, so it is not the one to use.
 	defer context.AfterFunc(r.Context(), func() { c.dog.shorten(c.proxy.cfg.HalfClosedTimeout) })()
+	// Without it, net/http reads the rest of the body before it answers, and an
+	// origin that refuses an upload early would not be heard.
+	_ = http.NewResponseController(w).EnableFullDuplex() // HTTP/1 always can
 	body := &requestBody{ReadCloser: r.Body}
 	resp, err := c.oneShot(upstream).RoundTrip(outgoing(ctx, r, f.target, body))
 	if err == nil && (resp.StatusCode < 200 || resp.StatusCode > 999) {
@@ -40,6 +43,9 @@ func (c *clientConn) forward(ctx context.Context, w http.ResponseWriter, r *http
 	defer resp.Body.Close()
 	c.proxy.report(c.session, d)
 	copyHeader(w.Header(), resp.Header)
+	if _, ok := resp.Header["Content-Type"]; !ok {
+		w.Header()["Content-Type"] = nil // otherwise net/http guesses one
+	}
 	w.WriteHeader(resp.StatusCode)
 	if err := copyBody(w, resp); err != nil {
 		c.stop(nil) // a truncated body must not look complete
@@ -100,33 +106,33 @@ func copyHeader(to, from http.Header) {
 	}
 }
 
-// copyBody hands the body on; one of unknown length as it comes.
+// copyBody hands the body on as it comes.
 func copyBody(w http.ResponseWriter, resp *http.Response) error {
-	if _, ok := resp.Header["Content-Type"]; !ok {
-		w.Header()["Content-Type"] = nil // otherwise net/http guesses one
-	}
 	buf, _ := buffers.Get().(*[32 << 10]byte)
 	defer buffers.Put(buf)
-	flush := http.NewResponseController(w).Flush
-	for {
-		n, err := resp.Body.Read(buf[:])
-		if n > 0 {
-			if _, werr := w.Write(buf[:n]); werr != nil {
-				return werr
-			}
-			if resp.ContentLength < 0 {
-				if ferr := flush(); ferr != nil {
-					return ferr
-				}
-			}
-		}
-		if errors.Is(err, io.EOF) {
-			return nil
-		}
-		if err != nil {
+	to := flushing{w, http.NewResponseController(w)}
+	if resp.ContentLength < 0 {
+		if err := to.Flush(); err != nil {
 			return err
 		}
 	}
+	_, err := io.CopyBuffer(to, struct{ io.Reader }{resp.Body}, buf[:])
+	return err
+}
+
+// flushing writes through.
+type flushing struct {
+	w http.ResponseWriter
+	*http.ResponseController
+}
+
+// Write implements io.Writer.
+func (f flushing) Write(b []byte) (int, error) {
+	n, err := f.w.Write(b)
+	if err == nil {
+		err = f.Flush()
+	}
+	return n, err
 }
 
 // requestBody knows whether it was read to its end.

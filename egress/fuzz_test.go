@@ -2,25 +2,40 @@ package egress
 
 import (
 	"bufio"
+	"encoding/json"
 	"net/http"
 	"net/netip"
+	"os"
 	"strings"
 	"testing"
 )
+
+// corpusSeeds reads what fuzz targets can use of the verdict corpus.
+func corpusSeeds(f *testing.F) []seedCase {
+	f.Helper()
+	data, err := os.ReadFile("testdata/egress-cases.json")
+	if err != nil {
+		f.Fatal(err)
+	}
+	var file struct{ Cases []seedCase }
+	if err := json.Unmarshal(data, &file); err != nil {
+		f.Fatal(err)
+	}
+	return file.Cases
+}
+
+type seedCase struct {
+	Method, Target string
+	AllowHosts     []string
+	DNS            map[string]struct{ IPs []netip.Addr }
+}
 
 // FuzzTarget: an accepted target, written again in its normal form, is accepted
 // again and means the same; and net/http, which sees the same bytes, agrees or
 // refuses.
 func FuzzTarget(f *testing.F) {
-	for _, seed := range []struct{ method, uri string }{
-		{"CONNECT", "example.com:443"},
-		{"CONNECT", "evil.org%00.example.com:443"},
-		{"GET", "http://example.com/a?b"},
-		{"GET", "http://example.com@evil.org/"},
-		{"GET", "http:example.com/"},
-		{"POST", "HTTP://EXAMPLE.com.:80?x"},
-	} {
-		f.Add(seed.method, seed.uri)
+	for _, c := range corpusSeeds(f) {
+		f.Add(c.Method, c.Target)
 	}
 	f.Fuzz(func(t *testing.T, method, uri string) {
 		got, rule := parseTarget(method, uri)
@@ -50,14 +65,12 @@ func FuzzTarget(f *testing.F) {
 // FuzzPolicy: an accepted entry, formatted and parsed again, is the same entry; it
 // covers a name if and only if the rule in one sentence says so.
 func FuzzPolicy(f *testing.F) {
-	for _, seed := range []struct{ entry, name string }{
-		{"example.com", "example.com"},
-		{"*.example.com", "a.example.com"},
-		{"*.example.com", "xexample.com"},
-		{"EXAMPLE.com:443", "example.com"},
-		{"*.com", "example.com"},
-	} {
-		f.Add(seed.entry, seed.name)
+	for _, c := range corpusSeeds(f) {
+		for _, entry := range c.AllowHosts {
+			for name := range c.DNS {
+				f.Add(entry, name)
+			}
+		}
 	}
 	f.Fuzz(func(t *testing.T, text, name string) {
 		p, err := ParsePolicy([]string{text}, PolicyOptions{})
@@ -90,9 +103,12 @@ func FuzzPolicy(f *testing.F) {
 // FuzzClassify: an address means the same in all its spellings, and what is public
 // hides nothing that is not.
 func FuzzClassify(f *testing.F) {
-	for _, seed := range []string{"8.8.8.8", "::ffff:10.0.0.1", "64:ff9b::a9fe:a9fe", "2002:7f00:1::", "fe80::1%eth0", "2606:4700::1"} {
-		a := netip.MustParseAddr(seed)
-		f.Add(a.AsSlice(), a.Zone())
+	for _, c := range corpusSeeds(f) {
+		for _, d := range c.DNS {
+			for _, a := range d.IPs {
+				f.Add(a.AsSlice(), a.Zone())
+			}
+		}
 	}
 	f.Fuzz(func(t *testing.T, raw []byte, zone string) {
 		a, ok := netip.AddrFromSlice(raw)
