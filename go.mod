@@ -51,3 +51,5 @@ require (
 	golang.org/x/time v0.16.0 // indirect
 	pgregory.net/rapid v1.3.0 // indirect
 )
+
+tool github.com/nats-io/nats-server/v2
