@@ -78,14 +78,32 @@ func ConnOptions(tenant sandbox.Tenant) []nats.Option {
 	return []nats.Option{
 		nats.Name("shoal client"),
 		nats.CustomInboxPrefix(InboxPrefix(tenant)),
-		nats.ReconnectBufSize(-1),
-		nats.MaxReconnects(-1),
-		nats.ReconnectWait(100 * time.Millisecond),
-		nats.PingInterval(5 * time.Second),
-		nats.MaxPingsOutstanding(2),
 		nats.PermissionErrOnSubscribe(true),
 		nats.ErrorHandler(func(*nats.Conn, *nats.Subscription, error) {}), // the default one prints
+		lasting,
 	}
+}
+
+// WorkerConnOptions are the options that the connection of a worker's [Server]
+// needs; the worker adds its own error handler.
+func WorkerConnOptions(worker WorkerID) []nats.Option {
+	return []nats.Option{
+		nats.Name("shoal worker " + string(worker)),
+		nats.CustomInboxPrefix("_INBOX." + string(worker)),
+		lasting,
+	}
+}
+
+// lasting makes a connection that queues nothing while NATS is away, connects
+// again for ever, and notices a dead peer within seconds.
+func lasting(o *nats.Options) error {
+	o.ReconnectBufSize = -1
+	o.MaxReconnect = -1
+	o.ReconnectWait = 100 * time.Millisecond
+	o.PingInterval = 5 * time.Second
+	o.MaxPingsOut = 2
+	o.FlusherTimeout = 10 * time.Second
+	return nil
 }
 
 func connectError(url string, err error) error {

@@ -126,7 +126,7 @@ func (s *Server) call(ctx context.Context, r *Request) (result any, err error) {
 	return s.cfg.Handler(ctx, r)
 }
 
-// openStreams registers the output and input that the operation has.
+// openStreams registers the output that the operation has.
 func (s *Server) openStreams(r *Request, cancel context.CancelCauseFunc) bool {
 	if r.about.stream {
 		out := newOutput(s, r, cancel)
@@ -134,14 +134,6 @@ func (s *Server) openStreams(r *Request, cancel context.CancelCauseFunc) bool {
 			return false
 		}
 		r.output = out
-	}
-	if r.about.input {
-		in := newInput(r)
-		if !s.inputs.add(in.key, in) {
-			s.closeStreams(r)
-			return false
-		}
-		r.input = in
 	}
 	return true
 }

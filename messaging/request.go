@@ -64,8 +64,16 @@ func (r *Request) Target() Target {
 func (r *Request) Output() *Output { return r.output }
 
 // Input returns what the client sends: an upload, or the bytes for a forwarded
-// port. It is nil unless the operation takes one.
-func (r *Request) Input() *Input { return r.input }
+// port. It is nil unless the operation takes one. The first call opens it: only
+// the worker that serves the request may take its input. Call it from the
+// handler's goroutine.
+func (r *Request) Input() *Input {
+	if r.input == nil && r.about.input {
+		r.input = newInput(r)
+		r.server.inputs.add(r.input.key, r.input)
+	}
+	return r.input
+}
 
 // peer reports whether a worker asks on its own account.
 func (r *Request) peer() bool { return r.about.fleet }
