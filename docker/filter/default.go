@@ -111,7 +111,7 @@ func (s Settings) container(object string) *ContainerRule {
 		Runtimes: []string{"runc", "runsc"}, IPC: []string{"private"},
 		CapAdd:    []string{"SETUID", "SETGID", "KILL"},
 		MaxMemory: s.MaxMemoryMB << 20, MaxNanoCPUs: s.MaxCPUs * 1e9, MaxPids: 200 + 10*s.MaxPids, MaxCPUShares: 128,
-		Ulimits:  map[string]int64{"nofile": 65536},
+		Ulimits:  map[string]int64{"nofile": 8192},
 		Networks: []string{"none"},
 		Tmpfs: map[string]TmpfsRule{
 			"/tmp":       {MaxSize: s.MaxMemoryMB << 20 / 2, Mode: "1777", Flags: []string{"exec"}},

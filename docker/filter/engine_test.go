@@ -3,19 +3,17 @@ package filter_test
 import (
 	"bufio"
 	"context"
-	"crypto/rand"
 	"encoding/json"
 	"fmt"
 	"io"
 	"log/slog"
 	"net"
 	"net/http"
-	"net/url"
-	"os"
 	"strings"
 	"testing"
 	"time"
 
+	"shoal/docker/dockertest"
 	"shoal/docker/filter"
 )
 
@@ -29,20 +27,10 @@ type realEngine struct {
 	name   string // of the test's own container
 }
 
-const sandboxImage = "shoal-sandbox:dev"
-
 func newRealEngine(t testing.TB) *realEngine {
 	t.Helper()
-	if testing.Short() {
-		t.Skip("needs a Docker engine: run without -short")
-	}
-	e := &realEngine{socket: "/var/run/docker.sock", fleet: "test-" + strings.ToLower(rand.Text()[:12])}
-	if host := os.Getenv("DOCKER_HOST"); host != "" {
-		e.socket = strings.TrimPrefix(host, "unix://")
-	}
-	if status, body := e.direct(t, "GET", "/images/"+sandboxImage+"/json", ""); status != http.StatusOK {
-		t.Fatalf("the engine at %s has no image %s (run: make image): status %d %s", e.socket, sandboxImage, status, body)
-	}
+	dockertest.NeedImage(t)
+	e := &realEngine{socket: strings.TrimPrefix(dockertest.Endpoint(), "unix://"), fleet: dockertest.Fleet(t)}
 	e.name = "shoal-t1-" + e.fleet + ".g1"
 	policy, err := filter.DefaultPolicy(filter.Settings{Fleet: e.fleet})
 	if err != nil {
@@ -53,7 +41,14 @@ func newRealEngine(t testing.TB) *realEngine {
 	policy.Exec.Cmds = [][]string{{"/bin/cat"}}
 	e.policy = policy
 	e.filter = startUnixFilter(t, policy, e.socket, slog.New(slog.DiscardHandler))
-	t.Cleanup(func() { e.sweep(t) })
+	client := dockertest.Client(t)
+	t.Cleanup(func() {
+		dockertest.Sweep(t, client, e.fleet)
+		// The engine made the volumes that the containers name, without labels.
+		for _, suffix := range []string{"-workspace", "-skills"} {
+			e.direct(t, "DELETE", "/volumes/"+e.name+suffix, "")
+		}
+	})
 	return e
 }
 
@@ -82,25 +77,6 @@ func startUnixFilter(t testing.TB, policy *filter.Policy, engine string, log *sl
 		}
 	})
 	return socket
-}
-
-// sweep removes what the test made, by its label.
-func (e *realEngine) sweep(t testing.TB) {
-	filters := url.QueryEscape(`{"label":["shoal.fleet=` + e.fleet + `"]}`)
-	_, body := e.direct(t, "GET", "/containers/json?all=1&filters="+filters, "")
-	var list []struct {
-		ID string `json:"Id"`
-	}
-	_ = json.Unmarshal([]byte(body), &list)
-	for _, c := range list {
-		if status, body := e.direct(t, "DELETE", "/containers/"+c.ID+"?force=1&v=1", ""); status >= 300 {
-			t.Errorf("clean up: %d %s", status, body)
-		}
-	}
-	// The engine makes the volumes that a container names, without labels.
-	for _, suffix := range []string{"-workspace", "-skills"} {
-		e.direct(t, "DELETE", "/volumes/"+e.name+suffix, "")
-	}
 }
 
 // direct asks the engine itself, through the filter asks the filter. Both send

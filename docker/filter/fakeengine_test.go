@@ -106,6 +106,10 @@ func (e *fakeEngine) serve(c net.Conn) {
 		}
 		raw.Reset()
 		answer := e.answer(rec)
+		if rec.method == http.MethodHead {
+			head, _, _ := strings.Cut(answer, "\r\n\r\n")
+			answer = head + "\r\n\r\n"
+		}
 		if _, err := io.WriteString(c, answer); err != nil {
 			return
 		}
