@@ -1,0 +1,135 @@
+package fleet_test
+
+import (
+	"context"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"shoal/messaging"
+	"shoal/sandbox"
+)
+
+func TestLocksExclude(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 2, nil)
+	box := r.create("l")
+	lock, err := r.client.Lock(t.Context(), box, "alpha", messaging.LockOptions{Holder: "one", TTL: 2 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other := r.kernel("main")
+	_, err = other.Lock(t.Context(), box, "alpha", messaging.LockOptions{Holder: "two"})
+	code(t, err, sandbox.Locked)
+	_, err = other.Lock(t.Context(), box, messaging.AllTags, messaging.LockOptions{Holder: "two"})
+	code(t, err, sandbox.Locked)
+	beta, err := other.Lock(t.Context(), box, "beta", messaging.LockOptions{Holder: "two"})
+	if err != nil {
+		t.Fatalf("another tag: %v", err)
+	}
+	// Only the holder's token starts under the tag.
+	_, err = other.Run(t.Context(), box, sandbox.Command{Shell: "true", Tag: "alpha"}, messaging.RunOptions{})
+	code(t, err, sandbox.Locked)
+	_, err = other.Run(t.Context(), box, sandbox.Command{Shell: "true", Tag: "alpha", Token: beta.Token()}, messaging.RunOptions{})
+	code(t, err, sandbox.Fenced)
+	if _, err = r.client.Run(t.Context(), box, sandbox.Command{Shell: "true", Tag: "alpha", Token: lock.Token()}, messaging.RunOptions{}); err != nil {
+		t.Fatalf("the holder's start: %v", err)
+	}
+	if _, err = other.Run(t.Context(), box, sandbox.Command{Shell: "true", Tag: "gamma"}, messaging.RunOptions{}); err != nil {
+		t.Fatalf("an unlocked tag: %v", err)
+	}
+	time.Sleep(3 * time.Second) // the library renews by itself
+	list, err := r.client.Locks(t.Context(), box.Sandbox)
+	if err != nil || len(list) != 2 {
+		t.Fatalf("locks %+v, %v", list, err)
+	}
+	for _, l := range list {
+		if l.Token != "" {
+			t.Fatal("a list shows a token")
+		}
+	}
+	if err := lock.Release(t.Context(), false); err != nil {
+		t.Fatal(err)
+	}
+	if err := beta.Release(t.Context(), false); err != nil {
+		t.Fatal(err)
+	}
+	all, err := other.Lock(t.Context(), box, messaging.AllTags, messaging.LockOptions{Holder: "two"})
+	if err != nil {
+		t.Fatalf("the whole sandbox: %v", err)
+	}
+	_, err = r.client.Run(t.Context(), box, sandbox.Command{Shell: "true", Tag: "gamma"}, messaging.RunOptions{})
+	code(t, err, sandbox.Locked)
+	if err := all.Release(t.Context(), false); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A holder that dies loses its lock by time; what it ran is ended before the
+// next holder is granted, and the next one is told so.
+func TestLockTakenOver(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 2, nil)
+	box := r.create("l")
+	ctx, die := context.WithCancel(t.Context())
+	first := r.kernel("main")
+	lock, err := first.Lock(ctx, box, "job", messaging.LockOptions{Holder: "first", TTL: 2 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd := sandbox.Command{Shell: "while sleep 0.05; do echo x >> $HOME/alive; done", Tag: "job", Token: lock.Token(), Background: true}
+	if _, err := first.Exec(t.Context(), box, cmd); err != nil {
+		t.Fatal(err)
+	}
+	die()
+	_ = first.Close() // nothing renews any more
+	second, err := r.client.Lock(t.Context(), box, "job", messaging.LockOptions{Holder: "second", TTL: 5 * time.Second, Wait: 15 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !second.Lock().TakenOver {
+		t.Error("the second holder was not told of the first")
+	}
+	before := r.run(box, "wc -l < $HOME/alive")
+	time.Sleep(300 * time.Millisecond)
+	if after := r.run(box, "wc -l < $HOME/alive"); after != before {
+		t.Fatalf("the first holder's command runs on: %s then %s", before, after)
+	}
+	_, err = r.client.Run(t.Context(), box, sandbox.Command{Shell: "true", Tag: "job", Token: lock.Token()}, messaging.RunOptions{})
+	code(t, err, sandbox.Fenced)
+}
+
+// Never two holders, with many contenders and short holds.
+func TestLockNeverTwoHolders(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 2, nil)
+	box := r.create("l")
+	var inside, turns atomic.Int64
+	var wg sync.WaitGroup
+	for range 6 {
+		c := r.kernel("main")
+		wg.Go(func() {
+			for range 3 {
+				l, err := c.Lock(t.Context(), box, "m", messaging.LockOptions{TTL: 5 * time.Second, Wait: 30 * time.Second})
+				if err != nil {
+					t.Errorf("lock: %v", err)
+					return
+				}
+				if n := inside.Add(1); n != 1 {
+					t.Errorf("%d holders at once", n)
+				}
+				time.Sleep(20 * time.Millisecond)
+				inside.Add(-1)
+				turns.Add(1)
+				if err := l.Release(t.Context(), false); err != nil {
+					t.Errorf("release: %v", err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	if turns.Load() != 18 {
+		t.Fatalf("%d turns of 18", turns.Load())
+	}
+}
