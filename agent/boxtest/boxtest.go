@@ -95,12 +95,18 @@ func build(t *testing.T) string {
 		t.Fatal(err)
 	}
 	root := here
-	for !exists(filepath.Join(root, "go.mod")) {
+	for !exists(filepath.Join(root, "go.mod")) && root != "/" {
 		root = filepath.Dir(root)
 	}
 	run(t, "go", "test", "-c", "-o", filepath.Join(dir, program), ".")
 	run(t, filepath.Join(root, "agent", "launch", "build.sh"), dir)
-	for _, d := range []string{dir, filepath.Dir(dir)} { // the container's root has no right to override modes
+	return open(t, dir)
+}
+
+// open lets the container's root in, who has no right to override modes.
+func open(t *testing.T, dir string) string {
+	t.Helper()
+	for _, d := range []string{dir, filepath.Dir(dir)} {
 		if err := os.Chmod(d, 0o755); err != nil {
 			t.Fatal(err)
 		}
@@ -116,7 +122,7 @@ func exists(path string) bool {
 func run(t *testing.T, name string, args ...string) {
 	t.Helper()
 	cmd := exec.CommandContext(t.Context(), name, args...)
-	cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=")
+	cmd.Env = append(os.Environ(), "CGO_ENABLED=0")
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("%s: %v\n%s", name, err, out)
 	}
@@ -126,13 +132,18 @@ func contain(t *testing.T, dir, runtime string, options []string) {
 	t.Helper()
 	name := "shoal-boxtest-" + strings.ToLower(rand.Text()[:12])
 	top, _, _ := strings.Cut(t.Name(), "/")
+	skills := open(t, t.TempDir())
+	if err := os.Chmod(skills, 0o777); err != nil { // whoever runs the test, root inside writes here
+		t.Fatal(err)
+	}
 	args := []string{
 		"run", "--rm", "--name", name, "--label", label + "=" + name, "--runtime", runtime,
 		"--init", "--user", "0:0", "--read-only", "--network", "none", "--ipc", "private",
 		"--cap-drop", "ALL", "--cap-add", "SETUID", "--cap-add", "SETGID", "--cap-add", "KILL",
 		"--security-opt", "no-new-privileges", "--memory", "1g", "--memory-swap", "1g", "--cpus", "1", "--cpu-shares", "128",
 		"--ulimit", "nofile=8192", "--tmpfs", "/tmp:nosuid,nodev,exec,mode=1777", "--tmpfs", "/run/shoal:mode=0700",
-		"--tmpfs", "/workspace:nosuid,nodev,exec,mode=0755,uid=1000,gid=1000", "--tmpfs", "/opt/shoal/skills:mode=0755",
+		"--tmpfs", "/workspace:nosuid,nodev,exec,mode=0755,uid=1000,gid=1000",
+		"--volume", skills + ":/opt/shoal/skills", "--volume", skills + ":/skills:ro",
 		"--volume", dir + ":" + mount + ":ro", "--env", inside + "=" + runtime, "--workdir", "/", "--entrypoint", mount + "/" + program,
 	}
 	if runtime == "runc" { // gVisor counts the host's threads of the sandbox and ends it at the limit

@@ -210,10 +210,8 @@ func (u *unpacker) entry(ctx context.Context, header *tar.Header, content io.Rea
 		return err
 	}
 	p := u.place
-	if p.most > 0 { // a skill
-		if err := noLinks(p.root, filepath.Dir(name)); err != nil {
-			return err
-		}
+	if err := p.do(ctx, func() error { return noLinks(p.root, filepath.Dir(name)) }); err != nil {
+		return err
 	}
 	switch header.Typeflag {
 	case tar.TypeDir:

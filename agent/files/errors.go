@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"os"
 	"syscall"
 
 	"shoal/sandbox"
@@ -59,7 +60,7 @@ func told(what string, err error) error {
 	}
 	errno, ok := errors.AsType[syscall.Errno](err)
 	if !ok {
-		if _, ok := errors.AsType[*fs.PathError](err); ok { // os.Root has no number for it
+		if escapes(err) {
 			return errEscapes.Wrap(err)
 		}
 		return sandbox.Errorf(sandbox.Internal, "%s: the sandbox's file system does not answer as expected", what).Wrap(err)
@@ -70,4 +71,11 @@ func told(what string, err error) error {
 		}
 	}
 	return sandbox.Errorf(sandbox.Internal, "%s: %v", what, errno).From(sandbox.FromSandbox).Wrap(err)
+}
+
+// escapes recognises the refusal of os.Root, which has no number and no name.
+func escapes(err error) bool {
+	_, path := errors.AsType[*fs.PathError](err)
+	_, link := errors.AsType[*os.LinkError](err)
+	return path || link
 }

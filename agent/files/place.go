@@ -2,6 +2,7 @@ package files
 
 import (
 	"context"
+	"errors"
 	"io"
 	"io/fs"
 	"os"
@@ -108,4 +109,22 @@ func (c *capped) Read(b []byte) (int, error) {
 		return 0, c.err
 	}
 	return n, err
+}
+
+// noLinks fails when a folder on the way is a link. What is missing is none. The
+// os.Root alone does not hold under gVisor (2022): MkdirAll went through "l -> ..".
+func noLinks(root *os.Root, dir string) error {
+	for ; dir != "."; dir = filepath.Dir(dir) {
+		info, err := root.Lstat(dir)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		if info.Mode().Type() == fs.ModeSymlink {
+			return errEscapes
+		}
+	}
+	return nil
 }

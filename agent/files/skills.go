@@ -31,23 +31,6 @@ func (f *Files) openSkills(names ...string) (*os.Root, error) {
 	return root, nil
 }
 
-// noLinks fails when a folder on the way is a link. What is missing is none.
-func noLinks(root *os.Root, dir string) error {
-	for ; dir != "."; dir = filepath.Dir(dir) {
-		info, err := root.Lstat(dir)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		if info.Mode().Type() == fs.ModeSymlink {
-			return errEscapes
-		}
-	}
-	return nil
-}
-
 func (f *Files) changeSkills(what string, change func(*os.Root) error, names ...string) error {
 	root, err := f.openSkills(names...)
 	if err != nil {
