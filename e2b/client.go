@@ -41,6 +41,8 @@ type client struct {
 	key  Secret
 	http *http.Client
 	log  *slog.Logger
+	// backoff is the first wait before a repetition; it doubles.
+	backoff time.Duration
 }
 
 // newTransport gives HTTP/1.1 without compression: sizes stay what they seem,
@@ -92,7 +94,7 @@ func (c *client) do(ctx context.Context, r call) (int, http.Header, error) {
 		if err == nil {
 			return status, header, nil
 		}
-		wait, again := r.again(err, attempt)
+		wait, again := r.again(err, c.backoff<<(attempt-1), attempt)
 		if !again || ctx.Err() != nil {
 			return 0, nil, err
 		}
@@ -106,7 +108,7 @@ func (c *client) do(ctx context.Context, r call) (int, http.Header, error) {
 }
 
 // again decides whether and when r is repeated after err.
-func (r call) again(err error, attempt int) (time.Duration, bool) {
+func (r call) again(err error, wait time.Duration, attempt int) (time.Duration, bool) {
 	e := asAPI(err)
 	if e == nil || attempt >= maxAttempts || !e.retryable() {
 		return 0, false
@@ -117,8 +119,7 @@ func (r call) again(err error, attempt int) (time.Duration, bool) {
 	if e.Status == http.StatusConflict && !r.settles {
 		return 0, false
 	}
-	wait := baseBackoff << (attempt - 1)
-	wait += rand.N(wait / 4) //nolint:gosec // jitter, not a secret
+	wait += rand.N(wait/4 + 1) //nolint:gosec // jitter, not a secret
 	return min(max(wait, e.RetryAfter), maxBackoff), e.RetryAfter <= maxBackoff
 }
 

@@ -23,7 +23,7 @@ type roundTrip func(n int, r *http.Request) (*http.Response, error)
 func scripted(f roundTrip) (*client, *atomic.Int32) {
 	var n atomic.Int32
 	rt := roundTripper(func(r *http.Request) (*http.Response, error) { return f(int(n.Add(1)), r) })
-	return &client{base: "https://api.test", key: NewSecret("e2b_secretsecret"), http: newHTTP(rt), log: slog.New(slog.DiscardHandler)}, &n
+	return &client{base: "https://api.test", key: NewSecret("e2b_secretsecret"), http: newHTTP(rt), log: slog.New(slog.DiscardHandler), backoff: baseBackoff}, &n
 }
 
 type roundTripper func(*http.Request) (*http.Response, error)
@@ -207,7 +207,7 @@ func TestRedirectsAreRefused(t *testing.T) {
 		http.Redirect(w, r, other.URL+r.URL.Path, http.StatusTemporaryRedirect)
 	}))
 	defer first.Close()
-	c := &client{base: first.URL, key: NewSecret("e2b_k"), http: newHTTP(newTransport()), log: slog.New(slog.DiscardHandler)}
+	c := &client{base: first.URL, key: NewSecret("e2b_k"), http: newHTTP(newTransport()), log: slog.New(slog.DiscardHandler), backoff: baseBackoff}
 	_, err := c.get(t.Context(), "iabc")
 	if e := asAPI(err); e == nil || e.Status != http.StatusTemporaryRedirect || leaked.Load() != 0 {
 		t.Errorf("%v, %d requests went elsewhere", err, leaked.Load())
@@ -216,7 +216,7 @@ func TestRedirectsAreRefused(t *testing.T) {
 
 func TestUnsentRequestsAreKnown(t *testing.T) {
 	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }))
-	c := &client{base: server.URL, key: NewSecret("e2b_k"), http: newHTTP(newTransport()), log: slog.New(slog.DiscardHandler)}
+	c := &client{base: server.URL, key: NewSecret("e2b_k"), http: newHTTP(newTransport()), log: slog.New(slog.DiscardHandler), backoff: baseBackoff}
 	r := call{name: "create sandbox", method: http.MethodPost, path: "/sandboxes", body: struct{}{}, timeout: quickCall, once: true}
 	if _, _, err := c.send(t.Context(), r); asAPI(err) == nil || asAPI(err).NotSent {
 		t.Errorf("a dropped connection: %v", err)

@@ -155,7 +155,7 @@ func (p *Provider) pause(ctx context.Context, id string, memory bool) error {
 		err := p.api.pause(ctx, id, memory)
 		e := asAPI(err)
 		busy := e != nil && e.Status == http.StatusConflict && !alreadyPaused(err)
-		if !busy || attempt >= maxAttempts || !sleep(ctx, baseBackoff<<(attempt-1)) {
+		if !busy || attempt >= maxAttempts || !sleep(ctx, p.api.backoff<<(attempt-1)) {
 			return err
 		}
 	}

@@ -80,7 +80,7 @@ func New(cfg Config) (*Provider, error) {
 	}
 	return &Provider{
 		cfg:    cfg,
-		api:    &client{base: strings.TrimRight(cfg.APIURL, "/"), key: cfg.APIKey, http: newHTTP(newTransport()), log: cfg.Log},
+		api:    &client{base: strings.TrimRight(cfg.APIURL, "/"), key: cfg.APIKey, http: newHTTP(newTransport()), log: cfg.Log, backoff: baseBackoff},
 		inside: newHTTP(newTransport()),
 		log:    cfg.Log,
 		attach: process{Cmd: "/bin/sh", Args: []string{"-c", startAgent + "; exec " + attachProgram + " " + agentSocket}, Cwd: "/"},

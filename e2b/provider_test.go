@@ -33,6 +33,7 @@ func newProvider(t *testing.T, fake *e2btest.Server, change ...func(*Config)) *P
 	}
 	p.attach = process{Cmd: "/bin/cat", Cwd: "/"}
 	p.checked = true
+	p.api.backoff = 10 * time.Millisecond
 	return p
 }
 
