@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"errors"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -23,6 +24,8 @@ const (
 	GID = 1000
 )
 
+const workspace = "/workspace"
+
 // Config is what a hardened host needs.
 type Config struct {
 	// Launch is the path of the launch program.
@@ -38,6 +41,7 @@ type Host struct {
 	reaper *proc.Reaper
 	table  *proc.Table
 	files  agent.Files
+	cgroup *proc.Cgroup
 	config launch.Config // of the launcher, but for the limit of processes
 	launch atomic.Pointer[launch.Launcher]
 	plain  bool   // not hardened
@@ -64,6 +68,7 @@ func New(cfg Config) (*Host, error) {
 		reaper: reaper,
 		table:  table,
 		files:  cfg.Files,
+		cgroup: proc.OpenCgroup(),
 		config: launch.Config{
 			Program: cfg.Launch, UID: UID, GID: GID, Reaper: reaper, Threads: cfg.Threads,
 			NoRewrite: launch.RewriteUnchecked(),
@@ -85,7 +90,7 @@ func NewUnhardened(root string, files agent.Files) (*Host, error) {
 	if err != nil {
 		return nil, err
 	}
-	h := &Host{reaper: reaper, table: table, files: files, plain: true, root: root}
+	h := &Host{reaper: reaper, table: table, files: files, cgroup: proc.OpenCgroup(), plain: true, root: root}
 	h.launch.Store(launch.NewUnhardened(reaper))
 	return h, nil
 }
@@ -193,11 +198,11 @@ func (h *Host) Files() agent.Files { return h.files }
 
 // inside maps a path below /workspace to the root that stands for it.
 func (h *Host) inside(path string) string {
-	const home = "/workspace"
-	if h.root == "" || path != home && (len(path) <= len(home) || path[:len(home)+1] != home+"/") {
+	rest, ok := strings.CutPrefix(path, workspace)
+	if h.root == "" || !ok || rest != "" && rest[0] != '/' {
 		return path
 	}
-	return h.root + path[len(home):]
+	return h.root + rest
 }
 
 // lookEvery is how often Kept looks at the processes at most.

@@ -89,6 +89,9 @@ func serve(ctx context.Context, log *slog.Logger, machine *host.Host, server *ag
 	defer wg.Wait()
 	defer stopReaping()
 
+	if err := machine.SelfTest(ctx); err != nil {
+		return err
+	}
 	proxy, err := net.Listen("tcp4", agent.ProxyAddress)
 	if err != nil {
 		return fmt.Errorf("take the proxy's address: %w", err)
