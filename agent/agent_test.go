@@ -10,7 +10,9 @@ import (
 	"go.uber.org/goleak"
 
 	"shoal/agent"
+	"shoal/agent/files"
 	"shoal/agent/host"
+	"shoal/agent/threads"
 	"shoal/sandbox"
 )
 
@@ -26,7 +28,11 @@ type box struct {
 func newBox(t *testing.T) *box {
 	t.Helper()
 	b := &box{t: t, dir: t.TempDir()}
-	h, err := host.NewUnhardened(b.dir, nil)
+	f, err := files.New(files.Config{Threads: threads.Self{}, Workspace: b.dir, Skills: b.dir + "/skills", SkillsWrite: b.dir + "/skills"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := host.NewUnhardened(b.dir, f)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -56,8 +56,8 @@ var _ agent.Host = (*Host)(nil)
 // New returns the host of a sandbox. It opens /proc and makes the process adopt
 // orphans.
 func New(cfg Config) (*Host, error) {
-	if cfg.Threads == nil {
-		return nil, errors.New("host: Threads must be set")
+	if cfg.Files == nil || cfg.Threads == nil {
+		return nil, errors.New("host: Files and Threads must be set")
 	}
 	reaper := proc.NewReaper()
 	table, err := proc.NewTable(proc.Config{UID: UID, Reaper: reaper})

@@ -14,8 +14,11 @@ import (
 	"shoal/sandbox"
 )
 
-// probeTime bounds one probe.
-const probeTime = 20 * time.Second
+const (
+	// probeTime bounds all probes.
+	probeTime = 20 * time.Second
+	drainTime = 100 * time.Millisecond
+)
 
 // probe is what a command of the sandbox finds and can do, a fact a line. It
 // uses what bash has built in, so that it costs one start.
@@ -142,16 +145,29 @@ func (h *Host) ask(ctx context.Context, f *facts, script string, tty *sandbox.TT
 	if own, ok := p.(*process); ok && tty == nil {
 		f.mark = own.mark.Number()
 	}
-	deadline, _ := ctx.Deadline()
-	_ = p.Stdout().SetReadDeadline(deadline)
+	// A terminal has no end under gVisor (2022), so its program's end must do.
+	read := make(chan struct{})
+	watching := make(chan struct{})
+	go func() {
+		defer close(watching)
+		select {
+		case <-p.Done():
+			_ = p.Stdout().SetReadDeadline(time.Now().Add(drainTime))
+		case <-ctx.Done():
+			_ = p.Stdout().SetReadDeadline(time.Now())
+		case <-read:
+		}
+	}()
 	said, err := io.ReadAll(io.LimitReader(p.Stdout(), 64<<10))
-	if err != nil {
+	close(read)
+	<-watching
+	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 		return fmt.Errorf("read what the probe says: %w", err)
 	}
 	select {
 	case <-p.Done():
 	case <-ctx.Done():
-		return context.Cause(ctx)
+		return fmt.Errorf("wait for the probe: %w", context.Cause(ctx))
 	}
 	if _, err := p.Finish(ctx); err != nil {
 		return err

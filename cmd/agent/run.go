@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"shoal/agent"
+	"shoal/agent/files"
 	"shoal/agent/host"
 	"shoal/agent/proc"
 	"shoal/agent/threads"
@@ -27,7 +28,10 @@ const (
 	socketPath = socketDir + "/agent.sock"
 	// specPath is on the skills volume, which outlives a stop; commands see the
 	// name in /skills but only root may read it.
-	specPath = "/opt/shoal/skills/.shoal-spec"
+	specPath = skillsDir + "/" + specName
+	specName = ".shoal-spec"
+	// skillsDir is the writable mount of /skills.
+	skillsDir = "/opt/shoal/skills"
 )
 
 const (
@@ -62,7 +66,11 @@ func run(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	defer user.Close()
-	machine, err := host.New(host.Config{Launch: launchPath, Threads: user})
+	tree, err := files.New(files.Config{Threads: user, SkillsWrite: skillsDir, Reserved: specName})
+	if err != nil {
+		return err
+	}
+	machine, err := host.New(host.Config{Launch: launchPath, Files: tree, Threads: user})
 	if err != nil {
 		return err
 	}
