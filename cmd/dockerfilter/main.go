@@ -40,14 +40,15 @@ type flags struct {
 	Network      string   `help:"Bridge for sandboxes with open egress; none by default." group:"policy"`
 	VolumeDriver string   `help:"Volume driver that takes a size; none by default." group:"policy"`
 	MaxMemoryMB  int64    `name:"max-memory-mb" default:"8192" help:"Most memory of a sandbox." group:"policy"`
-	MaxCPUs      int64    `name:"max-cpus" default:"4" help:"Most CPUs of a sandbox." group:"policy"`
+	MaxCPU       float64  `name:"max-cpu" default:"4" help:"Most CPUs of a sandbox." group:"policy"`
 	MaxPids      int64    `default:"4096" help:"Most processes of a sandbox." group:"policy"`
 }
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx, os.Args[1:], os.Stdout, os.Stderr); err != nil {
+	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "dockerfilter:", err)
 		os.Exit(1)
 	}
@@ -55,7 +56,7 @@ func main() {
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	var f flags
-	parser, err := kong.New(&f, kong.Name("dockerfilter"), kong.Writers(stdout, stderr),
+	parser, err := kong.New(&f, kong.Name("dockerfilter"), kong.Writers(stdout, stderr), kong.DefaultEnvars("SHOAL_FILTER"),
 		kong.Description("Lets Shoal's Docker provider through to the engine, and nothing else."))
 	if err != nil {
 		return err
@@ -83,7 +84,7 @@ func (f *flags) policy() (*filter.Policy, error) {
 	}
 	return filter.DefaultPolicy(filter.Settings{
 		Prefix: f.Prefix, Fleet: f.Fleet, Images: f.Image, Network: f.Network, VolumeDriver: f.VolumeDriver,
-		MaxMemoryMB: f.MaxMemoryMB, MaxCPUs: f.MaxCPUs, MaxPids: f.MaxPids,
+		MaxMemoryMB: f.MaxMemoryMB, MaxCPU: f.MaxCPU, MaxPids: f.MaxPids,
 	})
 }
 

@@ -29,6 +29,7 @@ var corpusNames = ourNames{{"cap-", "shoal-"}}
 // TestCorpusReference drives every case of the corpus against the reference
 // policy: raw bytes over a real connection, a recording engine behind.
 func TestCorpusReference(t *testing.T) {
+	t.Parallel()
 	name := "testdata/dockerproxy-cases.json"
 	if s := os.Getenv("DOCKERFILTER_CORPUS"); s != "" {
 		name = s

@@ -21,7 +21,7 @@ type Settings struct {
 	// processes. Under gVisor the engine counts the threads of the host
 	// and the provider asks for 200 + 10 × MaxPids.
 	MaxMemoryMB int64
-	MaxCPUs     int64
+	MaxCPU      float64
 	MaxPids     int64
 }
 
@@ -31,10 +31,13 @@ func (s Settings) withDefaults() Settings {
 			*field = def
 		}
 	}
-	for field, def := range map[*int64]int64{&s.MaxMemoryMB: 8192, &s.MaxCPUs: 4, &s.MaxPids: 4096} {
+	for field, def := range map[*int64]int64{&s.MaxMemoryMB: 8192, &s.MaxPids: 4096} {
 		if *field == 0 {
 			*field = def
 		}
+	}
+	if s.MaxCPU == 0 {
+		s.MaxCPU = 4
 	}
 	if len(s.Images) == 0 {
 		s.Images = []string{"shoal-sandbox:dev"}
@@ -101,7 +104,10 @@ func DefaultPolicy(s Settings) (*Policy, error) {
 		p.Networks = []string{s.Network}
 		p.Calls["network.inspect"] = []string{}
 	}
-	return p, p.Validate()
+	if err := p.Validate(); err != nil {
+		return nil, err
+	}
+	return p, nil
 }
 
 func (s Settings) container(object string) *ContainerRule {
@@ -110,7 +116,7 @@ func (s Settings) container(object string) *ContainerRule {
 		StopSignal: "SIGTERM", Healthcheck: []string{"NONE"},
 		Runtimes: []string{"runc", "runsc"}, IPC: []string{"private"},
 		CapAdd:    []string{"SETUID", "SETGID", "KILL"},
-		MaxMemory: s.MaxMemoryMB << 20, MaxNanoCPUs: s.MaxCPUs * 1e9, MaxPids: 200 + 10*s.MaxPids, MaxCPUShares: 128,
+		MaxMemory: s.MaxMemoryMB << 20, MaxNanoCPUs: int64(s.MaxCPU * 1e9), MaxPids: 200 + 10*s.MaxPids, MaxCPUShares: 128,
 		Ulimits:  map[string]int64{"nofile": 8192},
 		Networks: []string{"none"},
 		Tmpfs: map[string]TmpfsRule{

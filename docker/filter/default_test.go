@@ -35,6 +35,7 @@ func defaultPolicy(t testing.TB) *filter.Policy {
 // TestCorpusDefault drives our own calls, and what lies next to them, against
 // the default policy.
 func TestCorpusDefault(t *testing.T) {
+	t.Parallel()
 	owners := map[string]string{
 		"containers/" + ourName + "/json":     fmt.Sprintf(`{"Id":%q,"Name":"/%s","Config":{"Labels":%s}}`, corpusID, ourName, ourLabels),
 		"containers/" + corpusID + "/json":    fmt.Sprintf(`{"Id":%q,"Name":"/%s","Config":{"Labels":%s}}`, corpusID, ourName, ourLabels),
@@ -349,7 +350,7 @@ func TestRefusalStatus(t *testing.T) {
 	t.Parallel()
 	r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/v1.41/info", nil)
 	_, refusal := defaultPolicy(t).Judge(r)
-	if refusal == nil || refusal.Status != http.StatusForbidden || refusal.Error() != "refused by rule path.unknown: there is no such call" {
+	if refusal == nil || refusal.Status != http.StatusForbidden || refusal.String() != "refused by rule path.unknown: there is no such call" {
 		t.Errorf("refusal %v", refusal)
 	}
 }

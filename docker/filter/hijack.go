@@ -76,7 +76,7 @@ func (f *Filter) upgrade(ctx context.Context, c *Call) (*engineStream, error) {
 	}
 	bounded := &io.LimitedReader{R: conn, N: maxHeader}
 	reader := bufio.NewReader(bounded)
-	answer, err := http.ReadResponse(reader, nil)
+	answer, err := http.ReadResponse(reader, nil) //nolint:bodyclose // the connection is closed as a whole
 	if err != nil {
 		_ = conn.Close()
 		return nil, fmt.Errorf("read the engine's answer: %w", err)

@@ -40,6 +40,9 @@ func splitEndpoint(endpoint string) (network, address string, err error) {
 	return "", "", fmt.Errorf("%q is no endpoint: use unix:///path/to/socket or tcp://host:port", endpoint)
 }
 
+// socketMode leaves a socket to its owner and one group.
+const socketMode = 0o660
+
 // ListenUnix listens on a socket that its owner and one group may use (0660).
 // The group is that of this process unless named. A socket that nobody answers
 // on any more is replaced; anything else in its place is an error.
@@ -64,7 +67,7 @@ func ListenUnix(ctx context.Context, path, group string) (net.Listener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("docker filter: %w", err)
 	}
-	if err := errors.Join(os.Chown(path, -1, gid), os.Chmod(path, 0o660)); err != nil {
+	if err := errors.Join(os.Chown(path, -1, gid), os.Chmod(path, socketMode)); err != nil {
 		_ = l.Close()
 		return nil, fmt.Errorf("docker filter: rights of the socket: %w", err)
 	}

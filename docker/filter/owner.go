@@ -5,6 +5,7 @@ import (
 	"context"
 	"io"
 	"net/http"
+	"strings"
 	"sync"
 
 	"github.com/go-json-experiment/json"
@@ -99,10 +100,7 @@ func (f *Filter) checkContainer(ctx context.Context, version, container, key str
 	if r := lookupRefusal("container: "+container, status, err); r != nil {
 		return r
 	}
-	name := inspected.Name
-	if len(name) > 0 {
-		name = name[1:] // the engine writes "/name"
-	}
+	name := strings.TrimPrefix(inspected.Name, "/")
 	if (container != name && container != inspected.ID) || !f.policy.owns(name, inspected.Config.Labels) {
 		return refuse("exec.owner", "the container does not carry our name and labels")
 	}

@@ -334,8 +334,7 @@ type jsonField struct {
 
 // jsonFields are the members of a struct as JSON, those of embedded ones too.
 func jsonFields(typ reflect.Type) (out []jsonField) {
-	for i := range typ.NumField() {
-		f := typ.Field(i)
+	for f := range typ.Fields() {
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		switch {
 		case f.Anonymous && name == "":

@@ -13,8 +13,8 @@ type Refusal struct {
 	Status int // the HTTP status of the answer: 400, 403 or 413
 }
 
-// Error implements error.
-func (r *Refusal) Error() string {
+// String says both, for the caller.
+func (r *Refusal) String() string {
 	return fmt.Sprintf("refused by rule %s: %s", r.Rule, r.Detail)
 }
 
@@ -24,13 +24,13 @@ func (r *Refusal) message() string {
 	if r.Status == http.StatusNotFound {
 		return r.Detail
 	}
-	return "docker filter: " + r.Error()
+	return "docker filter: " + r.String()
 }
 
 func refuse(rule, format string, args ...any) *Refusal {
 	return &Refusal{Rule: rule, Detail: fmt.Sprintf(format, args...), Status: http.StatusForbidden}
 }
 
-func malformed(rule, format string, args ...any) *Refusal {
-	return &Refusal{Rule: rule, Detail: fmt.Sprintf(format, args...), Status: http.StatusBadRequest}
+func malformed(rule, detail string) *Refusal {
+	return &Refusal{Rule: rule, Detail: detail, Status: http.StatusBadRequest}
 }

@@ -2,6 +2,7 @@ package filter
 
 import (
 	"bytes"
+	"errors"
 	"io"
 
 	"github.com/go-json-experiment/json"
@@ -33,7 +34,7 @@ func checkDepth(body []byte) *Refusal {
 		return malformed("json.object", "the JSON must be one object")
 	}
 	for {
-		if _, err := d.ReadToken(); err == io.EOF {
+		if _, err := d.ReadToken(); errors.Is(err, io.EOF) {
 			return nil
 		} else if err != nil {
 			return malformed("json.syntax", "the JSON is malformed")

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
@@ -114,10 +115,12 @@ func copyAnswer(w http.ResponseWriter, resp *http.Response) {
 		}
 	}
 	if resp.ContentLength > 0 {
-		w.Header().Set("Content-Length", fmt.Sprint(resp.ContentLength))
+		w.Header().Set("Content-Length", strconv.FormatInt(resp.ContentLength, 10))
 	}
 	w.WriteHeader(resp.StatusCode)
 	rc := http.NewResponseController(w)
+	_ = rc.SetWriteDeadline(time.Now().Add(writeWait))
+	defer func() { _ = rc.SetWriteDeadline(time.Time{}) }()
 	buf := make([]byte, 32<<10)
 	for {
 		n, err := resp.Body.Read(buf)
@@ -130,13 +133,15 @@ func copyAnswer(w http.ResponseWriter, resp *http.Response) {
 				_ = rc.Flush()
 			}
 		}
-		if err == io.EOF {
-			_ = rc.SetWriteDeadline(time.Time{})
+		if errors.Is(err, io.EOF) {
 			return
 		}
 		if err != nil {
 			// The caller must not take half an answer for a whole one.
-			panic(http.ErrAbortHandler)
+			if conn, _, err := rc.Hijack(); err == nil {
+				_ = conn.Close()
+			}
+			return
 		}
 	}
 }
