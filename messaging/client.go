@@ -89,7 +89,7 @@ func ConnOptions(tenant sandbox.Tenant) []nats.Option {
 func WorkerConnOptions(worker WorkerID) []nats.Option {
 	return []nats.Option{
 		nats.Name("shoal worker " + string(worker)),
-		nats.CustomInboxPrefix("_INBOX." + string(worker)),
+		nats.CustomInboxPrefix("_INBOX._worker"), // no tenant can have this name
 		lasting,
 	}
 }

@@ -72,6 +72,9 @@ func count(n int, every time.Duration) messagingtest.Program {
 			if every > 0 {
 				time.Sleep(every)
 			}
+			if ctx.Err() != nil {
+				return 1
+			}
 		}
 		return 0
 	}
@@ -652,5 +655,29 @@ func TestEvents(t *testing.T) {
 			return
 		case <-time.After(20 * time.Millisecond): // not subscribed yet
 		}
+	}
+}
+
+// Messages that are lost on the way are noticed by their offsets and asked for
+// again: nothing is missing, nothing comes twice, and the end is there.
+func TestLostFrames(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, map[string]messagingtest.Program{"count": count(200, 2*time.Millisecond)}, "w1")
+	for _, every := range []int{2, 5, 50} {
+		c := b.newClient(t)
+		messaging.Lossy(t, c, func(n int) bool { return n > 4 && n < 250 && n%every == 0 })
+		p, err := c.Exec(t.Context(), b.target, sandbox.Command{Shell: "count"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out bytes.Buffer
+		end, err := p.Copy(t.Context(), &out, nil)
+		p.Close()
+		if err != nil || end.Code == nil || out.String() != counted(200) {
+			t.Fatalf("every %d lost: %d of %d bytes, %+v, %v", every, out.Len(), len(counted(200)), end, err)
+		}
+	}
+	if b.fake.Starts() != 3 {
+		t.Errorf("%d starts of 3", b.fake.Starts())
 	}
 }

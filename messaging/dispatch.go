@@ -29,6 +29,7 @@ func (s *Server) take(m *nats.Msg) {
 	a, err := parseSubject(m.Subject, s.cfg.Worker)
 	r := &Request{Op: a.op, Tenant: a.tenant, Direct: a.direct, Received: arrived, server: s, msg: m, about: operations[a.op]}
 	r.replies = append(r.replies, m.Reply)
+	r.JSON, _ = contentJSON(m.Header) // so that every error can be read; judged below
 	if err == nil {
 		err = r.readHeaders()
 	}

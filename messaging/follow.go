@@ -59,7 +59,9 @@ func (s *stream) takeFrame(f Frame) {
 	case FrameBeat:
 		s.checkNext(f.Offset)
 	case FrameEnd:
-		if s.checkNext(f.Offset) {
+		if !s.opened {
+			s.unstarted()
+		} else if s.checkNext(f.Offset) {
 			s.sayEnded()
 			s.finish(f.Answer, errEnded)
 		}
@@ -95,7 +97,10 @@ func (s *stream) takeStarted(f Frame) {
 // for what is missing.
 func (s *stream) takeSegment(g Segment) {
 	switch {
-	case !s.opened || g.end() <= s.recv:
+	case !s.opened:
+		s.unstarted()
+		return
+	case g.end() <= s.recv:
 		return
 	case g.Offset > s.recv:
 		s.lose("")
@@ -113,6 +118,13 @@ func (s *stream) takeSegment(g Segment) {
 	s.segs = append(s.segs, g)
 	s.mu.Unlock()
 	notify2(s.news)
+}
+
+// unstarted: output came whose first frame was lost. The stream is opened anew
+// under another id, since a copy would be taken for one that is served already.
+func (s *stream) unstarted() {
+	s.renew = true
+	s.lose("")
 }
 
 // checkNext compares what the worker has sent with what has arrived: they
@@ -311,8 +323,12 @@ func (s *stream) notSent(err error) {
 // newToken makes the inbox of a new opening: what still comes from an earlier
 // one is not heard any more. A copy of the first opening keeps its id.
 func (s *stream) newToken() {
-	if s.token != "" && !s.begun() {
+	if s.token != "" && !s.begun() && !s.renew {
 		return
+	}
+	s.renew = false
+	if s.token != "" {
+		s.sayCancel() // in case its worker lives
 	}
 	s.forgetTokens()
 	s.token = sandbox.NewID()

@@ -101,7 +101,7 @@ func contentJSON(h nats.Header) (bool, error) {
 	case "", "application/msgpack":
 		return false, nil
 	}
-	return false, sandbox.InvalidField(HeaderContent, "use application/json or application/msgpack")
+	return true, sandbox.InvalidField(HeaderContent, "use application/json or application/msgpack")
 }
 
 // checkProtocol refuses another protocol version.

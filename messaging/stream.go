@@ -47,6 +47,7 @@ type stream struct {
 	window   int64
 
 	opening  *time.Timer // next copy or reopening
+	renew    bool        // the next opening needs a new token
 	token    string      // request id of the present opening
 	tokens   []func()    // forget the inbox tokens
 	opened   bool        // the present opening has been answered by a frame

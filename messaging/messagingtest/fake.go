@@ -56,23 +56,45 @@ func NewFake(programs map[string]Program) *Fake {
 // StartWorker starts a worker of the fleet on nc; it ends with the test.
 func (f *Fake) StartWorker(t testing.TB, nc *nats.Conn, id messaging.WorkerID) *messaging.Server {
 	t.Helper()
-	var s *messaging.Server
-	s, err := messaging.NewServer(messaging.Config{
+	s, stop, err := f.startWorker(nc, id)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(stop)
+	return s
+}
+
+// Serve is StartWorker outside of a test.
+func (f *Fake) Serve(nc *nats.Conn, id messaging.WorkerID) (stop func(), err error) {
+	_, stop, err = f.startWorker(nc, id)
+	return stop, err
+}
+
+func (f *Fake) startWorker(nc *nats.Conn, id messaging.WorkerID) (s *messaging.Server, stop func(), err error) {
+	s, err = messaging.NewServer(messaging.Config{
 		Conn: nc, Worker: id, Version: "0.1.0",
 		Handler: func(ctx context.Context, r *messaging.Request) (any, error) { return f.handle(ctx, s, r) },
 	})
 	if err != nil {
-		t.Fatal(err)
+		return nil, nil, err
 	}
-	if err := s.Start(); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
+	return s, func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		defer cancel()
-		_ = s.Shutdown(ctx) // the test may have closed the connection
-	})
-	return s
+		_ = s.Shutdown(ctx) // a test may have closed the connection
+		f.killAll()
+	}, s.Start()
+}
+
+// killAll ends the programs that still run.
+func (f *Fake) killAll() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, b := range f.boxes {
+		for _, p := range b.procs {
+			p.cancel()
+		}
+	}
 }
 
 // SetOwner makes the other workers forward to this one; "" = everybody serves.
@@ -88,6 +110,9 @@ func (f *Fake) Restart(boot string) {
 	defer f.mu.Unlock()
 	f.boot = boot
 	for _, b := range f.boxes {
+		for _, p := range b.procs {
+			p.cancel()
+		}
 		b.procs = map[sandbox.CommandID]*Proc{}
 	}
 }

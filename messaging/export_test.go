@@ -1,0 +1,32 @@
+package messaging
+
+import (
+	"testing"
+	"time"
+
+	"github.com/nats-io/nats.go"
+)
+
+// lossy drops some of the messages that reach a client, once each.
+func lossy(c *Client, drop func(n int) bool) {
+	n := 0
+	err := c.sub.Unsubscribe()
+	if err != nil {
+		panic(err)
+	}
+	c.sub, err = c.nc.Subscribe(c.inbox+".*", func(m *nats.Msg) {
+		n++
+		if !drop(n) {
+			c.deliver(m)
+		}
+	})
+	if err != nil {
+		panic(err)
+	}
+}
+
+// Lossy lets the tests of the client drop what reaches it.
+func Lossy(_ *testing.T, c *Client, drop func(n int) bool) { lossy(c, drop) }
+
+// ProbeAfter is how soon a client asks after a silent worker.
+const ProbeAfter time.Duration = probeAfter
