@@ -152,7 +152,7 @@ func contain(t *testing.T, dir, runtime string, options []string) {
 	args = append(args, options...)
 	args = append(args, cmp.Or(os.Getenv("SHOAL_IMAGE"), "shoal-sandbox:dev"),
 		"-test.v", "-test.run", "^"+regexp.QuoteMeta(top)+"$", "-test.timeout", bound.String())
-	t.Cleanup(func() { _ = exec.Command("docker", "rm", "-f", name).Run() }) //nolint:noctx // the test's context is done by now
+	t.Cleanup(func() { _ = exec.Command("docker", "rm", "-f", name).Run() })
 	report(t, exec.CommandContext(t.Context(), "docker", args...))
 }
 

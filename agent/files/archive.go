@@ -123,8 +123,9 @@ func (p *packer) entry(ctx context.Context, d *os.File, shown, name string, dept
 	case sandbox.FileLink:
 		header.Typeflag, header.Linkname = tar.TypeSymlink, info.Target
 		return p.w.WriteHeader(header)
+	default:
+		return nil
 	}
-	return nil
 }
 
 func (p *packer) file(ctx context.Context, file *os.File, header *tar.Header) error {
@@ -187,7 +188,7 @@ func (f *Files) openPlace(ctx context.Context, dir string, commit agent.Commit) 
 	}
 	p := &place{threads: f.cfg.Threads, commit: commit, mode: userMode}
 	err := f.asUser(ctx, "unpack", func() (err error) {
-		if err = os.MkdirAll(f.real(dir), dirMode); err == nil {
+		if err = makeDirs(whole{}, f.real(dir)); err == nil {
 			p.root, err = os.OpenRoot(f.real(dir))
 		}
 		return err
@@ -238,7 +239,7 @@ func (u *unpacker) entry(ctx context.Context, header *tar.Header, content io.Rea
 }
 
 func (u *unpacker) folder(name string, header *tar.Header) error {
-	if err := u.place.root.MkdirAll(name, dirMode); err != nil {
+	if err := makeDirs(u.place.root, name); err != nil {
 		return err
 	}
 	if name == "." || u.place.most > 0 { // a skill's folders are all alike
@@ -270,7 +271,7 @@ func (u *unpacker) link(name, target string) error {
 
 // clear makes room for a link.
 func (u *unpacker) clear(name string) error {
-	if err := u.place.root.MkdirAll(filepath.Dir(name), dirMode); err != nil {
+	if err := makeDirs(u.place.root, filepath.Dir(name)); err != nil {
 		return err
 	}
 	err := u.place.root.Remove(name)

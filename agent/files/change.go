@@ -23,22 +23,62 @@ func (f *Files) Mkdir(ctx context.Context, path string, mode uint32) error {
 		mode = dirMode
 	}
 	if name, ok := skill(path); ok {
-		return f.changeSkills("mkdir", func(root *os.Root) error { return root.MkdirAll(name, dirMode) }, name)
+		return f.changeSkills("mkdir", func(root *os.Root) error { return makeDirs(root, name) }, name)
 	}
 	return f.asUser(ctx, "mkdir", func() error {
-		real := f.real(path)
-		if err := os.MkdirAll(filepath.Dir(real), dirMode); err != nil {
+		place := f.real(path)
+		if err := makeDirs(whole{}, filepath.Dir(place)); err != nil {
 			return err
 		}
-		err := os.Mkdir(real, os.FileMode(mode&0o777))
+		err := os.Mkdir(place, os.FileMode(mode&0o777))
 		if errors.Is(err, unix.EEXIST) {
-			return mustBeDir(real)
+			return mustBeDir(place)
 		}
 		if err != nil {
 			return err
 		}
-		return os.Chmod(real, os.FileMode(mode&0o777)) // whatever the umask is
+		return os.Chmod(place, os.FileMode(mode&0o777)) // whatever the umask is
 	})
+}
+
+// maker makes folders: [whole] or an os.Root.
+type maker interface {
+	Stat(name string) (os.FileInfo, error)
+	Mkdir(name string, perm os.FileMode) error
+	Chmod(name string, perm os.FileMode) error
+}
+
+// whole is the whole file system.
+type whole struct{}
+
+func (whole) Stat(name string) (os.FileInfo, error)     { return os.Stat(name) }
+func (whole) Mkdir(name string, perm os.FileMode) error { return os.Mkdir(name, perm) }
+func (whole) Chmod(name string, perm os.FileMode) error { return os.Chmod(name, perm) }
+
+// makeDirs makes a folder with its parents. The process's umask, which keeps the
+// agent's own files to itself, does not matter.
+func makeDirs(m maker, dir string) error {
+	info, err := m.Stat(dir)
+	switch {
+	case err == nil && info.IsDir():
+		return nil
+	case err == nil:
+		return unix.ENOTDIR
+	case !errors.Is(err, os.ErrNotExist):
+		return err
+	}
+	if parent := filepath.Dir(dir); parent != dir {
+		if err := makeDirs(m, parent); err != nil {
+			return err
+		}
+	}
+	if err := m.Mkdir(dir, dirMode); err != nil {
+		if errors.Is(err, os.ErrExist) { // somebody else made it
+			return nil
+		}
+		return err
+	}
+	return m.Chmod(dir, dirMode)
 }
 
 func mustBeDir(path string) error {
@@ -61,13 +101,13 @@ func (f *Files) Remove(ctx context.Context, path string, all bool) error {
 		return f.changeSkills("remove", func(root *os.Root) error { return removeSkill(root, name, all) }, name)
 	}
 	return f.asUser(ctx, "remove", func() error {
-		real := f.real(path)
-		fd, err := openPath(filepath.Dir(real), unix.O_PATH|unix.O_DIRECTORY)
+		place := f.real(path)
+		fd, err := openPath(filepath.Dir(place), unix.O_PATH|unix.O_DIRECTORY)
 		if err != nil {
 			return err
 		}
 		defer unix.Close(fd)
-		return remove(ctx, fd, filepath.Base(real), all, maxDepth)
+		return remove(ctx, fd, filepath.Base(place), all, maxDepth)
 	})
 }
 

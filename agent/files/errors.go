@@ -14,7 +14,6 @@ import (
 var (
 	errNotRegular = sandbox.Errorf(sandbox.Invalid, "not a regular file").Because("not_regular").From(sandbox.FromSandbox)
 	errIsDir      = sandbox.Errorf(sandbox.Invalid, "it is a directory").Because("directory").From(sandbox.FromSandbox)
-	errNotDir     = sandbox.Errorf(sandbox.Invalid, "it is not a directory").Because("not_directory").From(sandbox.FromSandbox)
 	errExists     = sandbox.Errorf(sandbox.Exists, "the path exists").From(sandbox.FromSandbox)
 	errHash       = sandbox.Errorf(sandbox.Conflict, "the file does not have the expected content").Because("hash").From(sandbox.FromSandbox)
 	errLoop       = sandbox.Errorf(sandbox.Invalid, "too many links lead on from the path").Because("link_loop").From(sandbox.FromSandbox)

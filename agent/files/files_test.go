@@ -17,6 +17,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"shoal/agent/boxtest"
 	"shoal/agent/files"
 	"shoal/agent/threads"
@@ -46,6 +48,7 @@ func setup(t *testing.T) *box {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
+	unix.Umask(0o077) // as the agent's, for its own files
 	f, err := files.New(files.Config{Threads: pool, SkillsMax: 1 << 20, Reserved: ".spec"})
 	if err != nil {
 		t.Fatal(err)
@@ -71,10 +74,10 @@ func hostBox(t *testing.T) *box {
 	if err != nil {
 		t.Fatal(err)
 	}
-	real := func(p string) string {
+	place := func(p string) string {
 		return strings.Replace(strings.Replace(p, "/workspace", root+"/work", 1), "/skills", root+"/skills", 1)
 	}
-	return &box{Files: f, dir: "/workspace/t", real: real, user: threads.Self{}}
+	return &box{Files: f, dir: "/workspace/t", real: place, user: threads.Self{}}
 }
 
 // as does something as the sandbox's user, which stands for a command's doing.
@@ -195,6 +198,9 @@ func writeAndRead(t *testing.T) {
 			t.Errorf("owner %d:%d", info.UID, info.GID)
 		}
 		b.holds(t, path, content)
+		if dir, err := b.Stat(t.Context(), b.path("new/folder"), false); err != nil || dir.Mode != 0o755 {
+			t.Errorf("the folder made: %+v, %v", dir, err)
+		}
 		stat, err := b.Stat(t.Context(), path, true)
 		if err != nil || stat.SHA256 != info.SHA256 || !stat.MTime.Equal(info.MTime) {
 			t.Errorf("stat: got %+v, %v", stat, err)

@@ -47,7 +47,7 @@ func (p *place) put(ctx context.Context, name string, o sandbox.WriteOptions, r 
 	temp := filepath.Join(filepath.Dir(name), temporary())
 	var file *os.File
 	err = p.do(ctx, func() (err error) {
-		if err := p.root.MkdirAll(filepath.Dir(name), dirMode); err != nil {
+		if err := makeDirs(p.root, filepath.Dir(name)); err != nil {
 			return err
 		}
 		file, err = p.root.OpenFile(temp, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
@@ -112,7 +112,7 @@ func (c *capped) Read(b []byte) (int, error) {
 }
 
 // noLinks fails when a folder on the way is a link. What is missing is none. The
-// os.Root alone does not hold under gVisor (2022): MkdirAll went through "l -> ..".
+// os.Root alone does not hold under gVisor (2022): its MkdirAll went through "l -> ..".
 func noLinks(root *os.Root, dir string) error {
 	for ; dir != "."; dir = filepath.Dir(dir) {
 		info, err := root.Lstat(dir)

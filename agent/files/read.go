@@ -23,7 +23,7 @@ var buffers = sync.Pool{New: func() any { return new([chunk]byte) }}
 
 // copyBytes is io.Copy by chunks, with an end.
 func copyBytes(ctx context.Context, w io.Writer, r io.Reader) (int64, error) {
-	buf := buffers.Get().(*[chunk]byte) //nolint:errcheck // the pool holds nothing else
+	buf := buffers.Get().(*[chunk]byte)
 	defer buffers.Put(buf)
 	var total int64
 	for {

@@ -107,7 +107,7 @@ func (f *Files) openSkillsPlace(name string, commit agent.Commit) (*place, error
 		return f.skillsPlace(root, commit), err
 	}
 	defer root.Close()
-	if err := root.MkdirAll(name, dirMode); err != nil {
+	if err := makeDirs(root, name); err != nil {
 		return nil, err
 	}
 	sub, err := root.OpenRoot(name)

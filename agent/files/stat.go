@@ -4,9 +4,10 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"io"
 	"os"
-	"path"
+	"path/filepath"
 	"slices"
 	"time"
 
@@ -110,11 +111,13 @@ func regular(st *unix.Stat_t) error {
 
 // openPath opens a path, but not through links of /proc, which lead into the
 // agent itself: its own /proc/self is what they would show.
-func openPath(path string, flags int) (int, error) {
+func openPath(path string, flags int) (int, error) { return openAt(unix.AT_FDCWD, path, flags) }
+
+func openAt(dir int, path string, flags int) (int, error) {
 	how := unix.OpenHow{Flags: uint64(flags | unix.O_CLOEXEC), Resolve: unix.RESOLVE_NO_MAGICLINKS}
-	fd, err := unix.Openat2(unix.AT_FDCWD, path, &how)
-	if err == unix.ENOSYS || err == unix.EPERM { //nolint:errorlint // a plain number; no openat2 in gVisor (2022), or refused by an engine's profile
-		return unix.Open(path, flags|unix.O_CLOEXEC, 0)
+	fd, err := unix.Openat2(dir, path, &how)
+	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) { // not in gVisor (2022), or refused by an engine's profile
+		return unix.Openat(dir, path, flags|unix.O_CLOEXEC, 0)
 	}
 	return fd, err
 }
@@ -156,7 +159,7 @@ func (f *Files) List(ctx context.Context, dir string, o sandbox.ListOptions) (sa
 	list.Entries = make([]sandbox.FileInfo, 0, len(names))
 	err = f.asUser(ctx, "list", func() error {
 		for _, name := range names {
-			shown := path.Join(dir, name)
+			shown := filepath.Join(dir, name)
 			if f.reserved(shown) {
 				continue
 			}
@@ -199,7 +202,7 @@ func firstNames(ctx context.Context, d *os.File, after string, n int) ([]string,
 		if len(kept) > n+nameBatch {
 			cut()
 		}
-		if err == io.EOF { //nolint:errorlint // Readdirnames returns it bare
+		if errors.Is(err, io.EOF) {
 			cut()
 			return kept, nil
 		}

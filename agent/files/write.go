@@ -77,11 +77,11 @@ func (f *Files) openTarget(ctx context.Context, path string, o sandbox.WriteOpti
 	var t *target
 	var old *os.File
 	err := f.asUser(ctx, "write", func() (err error) {
-		real := f.real(path)
-		if err := os.MkdirAll(filepath.Dir(real), dirMode); err != nil {
+		place := f.real(path)
+		if err := makeDirs(whole{}, filepath.Dir(place)); err != nil {
 			return err
 		}
-		if t, err = resolve(real); err != nil {
+		if t, err = resolve(place); err != nil {
 			return err
 		}
 		if err := t.judge(o); err != nil {
@@ -114,8 +114,7 @@ func resolve(path string) (*target, error) {
 	at := unix.AT_FDCWD
 	var dir *os.File
 	for range mostLinks {
-		how := unix.OpenHow{Flags: unix.O_PATH | unix.O_DIRECTORY | unix.O_CLOEXEC, Resolve: unix.RESOLVE_NO_MAGICLINKS}
-		fd, err := openat(at, filepath.Dir(path), &how)
+		fd, err := openAt(at, filepath.Dir(path), unix.O_PATH|unix.O_DIRECTORY)
 		if dir != nil {
 			dir.Close()
 		}
@@ -145,14 +144,6 @@ func resolve(path string) (*target, error) {
 	}
 	dir.Close()
 	return nil, errLoop
-}
-
-func openat(at int, path string, how *unix.OpenHow) (int, error) {
-	fd, err := unix.Openat2(at, path, how)
-	if errors.Is(err, unix.ENOSYS) || errors.Is(err, unix.EPERM) {
-		return unix.Openat(at, path, int(how.Flags), 0)
-	}
-	return fd, err
 }
 
 // judge refuses what the options or the present file do not allow.

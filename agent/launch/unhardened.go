@@ -3,6 +3,7 @@ package launch
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 
@@ -29,7 +30,7 @@ func (p plain) fork(c *Command, files []uintptr) (int, error) {
 	if err != nil {
 		return 0, startError(StepExec, err)
 	}
-	env := append(c.Env[:len(c.Env):len(c.Env)], p.reaper.MarkVariable(c.Mark))
+	env := slices.Concat(c.Env, []string{p.reaper.MarkVariable(c.Mark)})
 	pid, err := syscall.ForkExec(path, c.Argv, &syscall.ProcAttr{
 		Dir: c.Dir, Env: env, Files: files,
 		Sys: &syscall.SysProcAttr{Setsid: true, Setctty: c.Terminal != nil},

@@ -184,7 +184,7 @@ var environs = sync.Pool{New: func() any { return new([maxEnviron]byte) }}
 
 // environMark finds the mark of a process that is not hardened.
 func (f procFS) environMark(pid int, scope string) int {
-	buf := environs.Get().(*[maxEnviron]byte) //nolint:errcheck // the pool holds nothing else
+	buf := environs.Get().(*[maxEnviron]byte)
 	defer environs.Put(buf)
 	text, err := readFile(int(f.root.Fd()), strconv.Itoa(pid)+"/environ", buf[:])
 	if err != nil {

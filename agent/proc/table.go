@@ -148,7 +148,7 @@ func (t *Table) scan() (all []Process, whole bool, err error) {
 }
 
 func (t *Table) read(pid int) (Process, error) {
-	buf := t.buffers.Get().(*[maxStatus]byte) //nolint:errcheck // the pool holds nothing else
+	buf := t.buffers.Get().(*[maxStatus]byte)
 	defer t.buffers.Put(buf)
 	p, err := t.fs.process(pid, buf[:])
 	if err == nil && t.uid < 0 && pid != t.self {
