@@ -37,7 +37,7 @@ engine: ## make sure that a Docker engine answers
 	@scripts/engine.sh
 
 build: ## build the programs into bin/
-	@for p in $(PROGRAMS); do if [ -d cmd/$$p ]; then go build -trimpath -o bin/$$p ./cmd/$$p || exit 1; fi; done
+	@for p in $(PROGRAMS); do if [ -d cmd/$$p ]; then go build -o bin/$$p ./cmd/$$p || exit 1; fi; done
 
 bench: engine build ## compare Shoal with docker exec on this machine
 	@SHOAL_IMAGE=$$(image/build.sh) && export SHOAL_IMAGE && bin/bench
