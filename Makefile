@@ -7,7 +7,7 @@ GOFUMPT       := bin/gofumpt-$(GOFUMPT_VERSION)
 PROGRAMS      := worker shoal agent dockerfilter bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test race lint fmt image runsc engine build tools bench clean
+.PHONY: help demo test race fuzz lint fmt image runsc engine build tools bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +20,9 @@ test: runsc engine ## run every test, with real Docker and the race detector
 
 race: ## run the tests that need no Docker, with the race detector
 	@go test -short -race -shuffle=on -timeout 5m ./...
+
+fuzz: ## fuzz what reads foreign bytes, FUZZTIME=20s each
+	@scripts/fuzz.sh
 
 lint: tools ## check format, rules, modules and the arm64 build
 	@scripts/lint.sh $(GOLANGCI_LINT) $(GOFUMPT)
