@@ -2,6 +2,7 @@ package filter_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -55,32 +56,46 @@ func FuzzBody(f *testing.F) {
 			}
 		}
 	}
-	policies := []*filter.Policy{referencePolicy(f), defaultPolicy(f)}
+	policies := bothPolicies(f)
 	f.Fuzz(func(t *testing.T, target, body string) {
-		kind := typeOf(target)
-		if kind == "" {
+		if typeOf(target) == "" {
 			return
 		}
 		for _, policy := range policies {
-			r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", strings.NewReader(body))
-			r.RequestURI = target
-			r.Header = http.Header{"Content-Type": {"application/json"}, "Connection": {"Upgrade"}, "Upgrade": {"tcp"}}
-			call, refusal := policy.Judge(r)
-			if refusal != nil {
-				continue
-			}
-			theirs, ours := engineTypes[kind](), engineTypes[kind]()
-			if err := json.NewDecoder(strings.NewReader(body)).Decode(theirs); err != nil {
-				t.Fatalf("admitted, but the engine cannot decode it: %v", err)
-			}
-			if err := json.Unmarshal(call.Body, ours); err != nil {
-				t.Fatalf("the engine cannot decode what was written anew: %v\n%s", err, call.Body)
-			}
-			if diff := cmp.Diff(theirs, ours, cmpopts.EquateEmpty()); diff != "" {
-				t.Fatalf("the engine would see something else:\n%s\nsent: %s\nanew: %s", diff, body, call.Body)
+			if _, complaint := compareBodies(t, policy, target, body); complaint != "" {
+				t.Fatal(complaint)
 			}
 		}
 	})
+}
+
+func bothPolicies(t testing.TB) []*filter.Policy {
+	t.Helper()
+	return []*filter.Policy{referencePolicy(t), defaultPolicy(t)}
+}
+
+// compareBodies reports whether a body is admitted and, if so, in what the
+// engine's view of it differs from its view of what was written anew.
+func compareBodies(t testing.TB, policy *filter.Policy, target, body string) (admitted bool, complaint string) {
+	t.Helper()
+	r := httptest.NewRequestWithContext(t.Context(), http.MethodPost, "/", strings.NewReader(body))
+	r.RequestURI = target
+	r.Header = http.Header{"Content-Type": {"application/json"}, "Connection": {"Upgrade"}, "Upgrade": {"tcp"}}
+	call, refusal := policy.Judge(r)
+	if refusal != nil {
+		return false, ""
+	}
+	theirs, ours := engineTypes[typeOf(target)](), engineTypes[typeOf(target)]()
+	if err := json.NewDecoder(strings.NewReader(body)).Decode(theirs); err != nil {
+		return true, fmt.Sprintf("admitted, but the engine cannot decode it: %v", err)
+	}
+	if err := json.Unmarshal(call.Body, ours); err != nil {
+		return true, fmt.Sprintf("the engine cannot decode what was written anew: %v\n%s", err, call.Body)
+	}
+	if diff := cmp.Diff(theirs, ours, cmpopts.EquateEmpty()); diff != "" {
+		return true, fmt.Sprintf("the engine would see something else:\n%s\nsent: %s\nanew: %s", diff, body, call.Body)
+	}
+	return true, ""
 }
 
 // FuzzTarget: whatever target is admitted, the engine's router sees the very
@@ -94,7 +109,7 @@ func FuzzTarget(f *testing.F) {
 			}
 		}
 	}
-	policies := []*filter.Policy{referencePolicy(f), defaultPolicy(f)}
+	policies := bothPolicies(f)
 	f.Fuzz(func(t *testing.T, method, target string) {
 		for _, policy := range policies {
 			r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil)
