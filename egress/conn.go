@@ -196,7 +196,7 @@ func (c *clientConn) carry(ctx context.Context, w http.ResponseWriter, r *http.R
 		Tunnel: f.target.tunnel, Host: f.target.host, Port: f.target.port,
 		Verdict: Allowed, Rule: f.entry, Addr: addr,
 	}
-	carried := false
+	var carried bool
 	if f.target.tunnel {
 		carried = c.tunnel(ctx, w, upstream, d)
 	} else {

@@ -47,7 +47,7 @@ func (c *clientConn) forward(ctx context.Context, w http.ResponseWriter, r *http
 		w.Header()["Content-Type"] = nil // otherwise net/http guesses one
 	}
 	w.WriteHeader(resp.StatusCode)
-	if err := copyBody(w, resp); err != nil {
+	if err = copyBody(w, resp); err != nil {
 		c.stop(nil) // a truncated body must not look complete
 		return true
 	}

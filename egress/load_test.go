@@ -208,7 +208,7 @@ func TestDownload(t *testing.T) {
 	if got := [32]byte(sum.Sum(nil)); got != want {
 		t.Error("the bytes are others")
 	}
-	if grown := int64(after.TotalAlloc - before.TotalAlloc); grown > size/4 { //nolint:gosec // both small
+	if grown := int64(after.TotalAlloc - before.TotalAlloc); grown > size/4 {
 		t.Errorf("%d bytes were allocated for a download of %d", grown, size)
 	}
 }

@@ -1,6 +1,7 @@
 package egress
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -70,7 +71,7 @@ func ParsePolicy(hosts []string, opts PolicyOptions) (*Policy, error) {
 	}
 	p := &Policy{connectPorts: slices.Clone(opts.ConnectPorts), httpPorts: slices.Clone(opts.HTTPPorts)}
 	if slices.Contains(p.connectPorts, 0) || slices.Contains(p.httpPorts, 0) {
-		return nil, fmt.Errorf("egress ports: 0 is not a port")
+		return nil, errors.New("egress ports: 0 is not a port")
 	}
 	var err error
 	if p.entries, err = p.parseEntries(hosts); err != nil {

@@ -8,7 +8,6 @@ import (
 	"io"
 	"net"
 	"slices"
-	"strings"
 	"time"
 )
 
@@ -45,6 +44,10 @@ func judgeHello(ctx context.Context, from io.Reader, host string) ([]byte, Rule)
 		},
 	})
 	err := server.HandshakeContext(ctx)
+	var name string
+	if seen != nil {
+		name, _ = normalName(seen.ServerName)
+	}
 	switch {
 	case rec.seen.Len() == 0 && errors.Is(err, io.EOF):
 		return nil, ""
@@ -52,7 +55,7 @@ func judgeHello(ctx context.Context, from io.Reader, host string) ([]byte, Rule)
 		return nil, RuleNotTLS
 	case slices.ContainsFunc(seen.Extensions, hidesName):
 		return nil, RuleECH
-	case strings.ToLower(seen.ServerName) != host:
+	case name != host:
 		return nil, RuleSNI
 	}
 	return rec.seen.Bytes(), ""
