@@ -66,11 +66,9 @@ func (p *Provider) removeContainer(ctx context.Context, name string) error {
 		if err != nil {
 			return err
 		}
-		if c.State.Status == "paused" {
-			// Killing a frozen container takes 12 s under gVisor. A failure here
-			// shows again in the removal.
-			_ = p.act(ctx, quickCall, name, "unpause", nil)
-		}
+		// Killing a frozen container takes 12 s under gVisor. A failure here shows
+		// again in the removal.
+		_ = p.thaw(ctx, &c, name)
 		err = p.engine.call(ctx, slowCall, request{
 			method: http.MethodDelete, path: "/containers/" + name,
 			query: url.Values{"force": {"1"}, "v": {"1"}}, // v: volumes that an image declares

@@ -53,6 +53,10 @@ func isNoNetwork(err error) bool   { return refused(err, http.StatusNotFound, "n
 func isConflict(err error) bool    { return refused(err, http.StatusConflict, "") }
 func isPaused(err error) bool      { return refused(err, http.StatusConflict, "is paused") }
 func isNotRunning(err error) bool  { return refused(err, http.StatusConflict, "is not running") }
+func isNotPaused(err error) bool {
+	return refused(err, http.StatusInternalServerError, "is not paused") || refused(err, http.StatusConflict, "is not paused")
+}
+
 func isBeingRemoved(err error) bool {
 	return refused(err, http.StatusConflict, "already in progress") ||
 		refused(err, http.StatusConflict, "marked for removal")

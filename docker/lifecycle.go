@@ -32,18 +32,35 @@ func (p *Provider) Resume(ctx context.Context, h sandbox.Handle) error {
 // wake brings a container to running, once for all who ask meanwhile.
 func (p *Provider) wake(ctx context.Context, name string) error {
 	return p.wakes.do(ctx, name, wakeLimit, nil, func(ctx context.Context, _ sandbox.Progress) error {
-		c, err := p.inspect(ctx, name)
-		if err != nil {
-			return err
+		for {
+			c, err := p.inspect(ctx, name)
+			if err != nil || c.State.Status == "running" {
+				return err
+			}
+			if c.State.Status != "paused" {
+				return p.start(ctx, ctx, name)
+			}
+			if err := p.act(ctx, quickCall, name, "unpause", nil); !isNotPaused(err) {
+				return err
+			}
+			// A late event of the pause can overwrite the state after the unpause;
+			// the event of the unpause follows (seen on Engine 20.10 under load).
+			if err := sleep(ctx, removePoll); err != nil {
+				return err
+			}
 		}
-		switch c.State.Status {
-		case "running":
-			return nil
-		case "paused":
-			return p.act(ctx, quickCall, name, "unpause", nil)
-		}
-		return p.start(ctx, ctx, name)
 	})
+}
+
+// thaw unpauses a container whose state says paused, before it is ended.
+func (p *Provider) thaw(ctx context.Context, c *container, name string) error {
+	if c.State.Status != "paused" {
+		return nil
+	}
+	if err := p.act(ctx, quickCall, name, "unpause", nil); !isNotPaused(err) {
+		return err
+	}
+	return nil
 }
 
 // act posts one of the container's verbs.
@@ -98,10 +115,8 @@ func (p *Provider) stop(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	if c.State.Status == "paused" {
-		if err := p.act(ctx, quickCall, name, "unpause", nil); err != nil {
-			return err
-		}
+	if err := p.thaw(ctx, &c, name); err != nil {
+		return err
 	}
 	return p.act(ctx, slowCall, name, "stop", url.Values{"t": {stopSeconds}})
 }
@@ -124,10 +139,8 @@ func (p *Provider) restart(ctx context.Context, name string) error {
 	if err != nil {
 		return err
 	}
-	if before.State.Status == "paused" {
-		if err := p.act(ctx, quickCall, name, "unpause", nil); err != nil {
-			return err
-		}
+	if err := p.thaw(ctx, &before, name); err != nil {
+		return err
 	}
 	release, err := p.acquire(ctx)
 	if err != nil {

@@ -3,7 +3,9 @@ package dockertest
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"os"
+	"os/exec"
 	"strings"
 	"testing"
 	"time"
@@ -157,4 +159,32 @@ func Network(t testing.TB, c *client.Client, options map[string]string) string {
 		}
 	})
 	return name
+}
+
+// Exec runs a script as uid 1000 by plain docker exec, in a container of its
+// own with a sandbox's options, and returns its exit code and output.
+func Exec(t testing.TB, runtime, script string) (code int, output string) {
+	t.Helper()
+	name := "shoal-test-" + strings.ToLower(rand.Text()[:12])
+	options := []string{
+		"run", "-d", "--rm", "--name", name, "--runtime", runtime, "--network", "none", "--read-only", "--init",
+		"--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--tmpfs", "/tmp", "--entrypoint", "sleep", Image, "300",
+	}
+	docker := func(args ...string) *exec.Cmd {
+		cmd := exec.CommandContext(t.Context(), "docker", args...)
+		cmd.Env = append(os.Environ(), "DOCKER_HOST="+Endpoint())
+		return cmd
+	}
+	if out, err := docker(options...).CombinedOutput(); err != nil {
+		t.Fatalf("start a container: %v: %s", err, out)
+	}
+	defer func() { _ = docker("rm", "-f", name).Run() }() // a failure leaves a container that ends by itself
+	out, err := docker("exec", "-u", "1000", name, "bash", "-c", script).CombinedOutput()
+	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+		return exit.ExitCode(), string(out)
+	}
+	if err != nil {
+		t.Fatalf("docker exec: %v", err)
+	}
+	return 0, string(out)
 }
