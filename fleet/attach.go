@@ -14,6 +14,10 @@ import (
 // attachFor bounds one attachment, waking included.
 const attachFor = 60 * time.Second
 
+// helloFor bounds the wait for the agent's first word. It is generous: on a
+// machine that starts many containers at once it takes seconds.
+const helloFor = 30 * time.Second
+
 // attached returns a session that works, attaching if there is none. With wake
 // a sandbox that does not run is brought back first; without, that is
 // Unavailable.
@@ -71,7 +75,7 @@ func (b *box) attach(ctx context.Context, wake bool) (*agent.Session, error) {
 	if err != nil {
 		return nil, b.attachFailed(ctx, err)
 	}
-	s, err := agent.Connect(ctx, stream, agent.ClientConfig{Egress: b.serveEgress})
+	s, err := agent.Connect(ctx, stream, agent.ClientConfig{Egress: b.serveEgress, HelloTimeout: helloFor})
 	if err != nil {
 		return nil, err
 	}

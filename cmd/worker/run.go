@@ -16,6 +16,8 @@ import (
 	"shoal/egress"
 	"shoal/fleet"
 	"shoal/kv"
+	"shoal/messaging"
+	"shoal/sandbox"
 )
 
 // version of this program; releases set it at link time.
@@ -31,7 +33,8 @@ func run(ctx context.Context, s *settings, log *slog.Logger) error {
 	if s.AllowOpenEgress {
 		log.Warn("requests may ask for open egress (--allow-open-egress): such a sandbox reaches everything its network does")
 	}
-	bus, err := connect(s, log)
+	id := messaging.WorkerID(sandbox.NewID())
+	bus, err := connect(s, id, log)
 	if err != nil {
 		return err
 	}
@@ -41,8 +44,9 @@ func run(ctx context.Context, s *settings, log *slog.Logger) error {
 		return err
 	}
 	cfg := s.fleet()
+	cfg.ID = id
 	cfg.Conn, cfg.Store, cfg.Provider, cfg.Log = bus.data, store, provider, log
-	cfg.Authenticated = bus.external && !s.AnyReply && bus.data.ConnectedServerId() != "" && bus.authenticated()
+	cfg.Authenticated = bus.external && !s.AnyReply && bus.data.AuthRequired()
 	if cfg.Proxy, err = egress.NewProxy(egress.Config{Log: log, DeniedPrefixes: s.EgressDeny}); err != nil {
 		return err
 	}
@@ -67,12 +71,14 @@ type bus struct {
 	external bool
 }
 
-func connect(s *settings, log *slog.Logger) (*bus, error) {
+func connect(s *settings, id messaging.WorkerID, log *slog.Logger) (*bus, error) {
 	b := &bus{external: s.NATSURL != ""}
 	url := s.NATSURL
-	opts := natsOptions(s, log)
+	opts, err := natsOptions(s, id, log)
+	if err != nil {
+		return nil, err
+	}
 	if !b.external {
-		var err error
 		if b.embedded, err = startEmbedded(s.StateDir, s.NATSPort); err != nil {
 			return nil, err
 		}
@@ -80,9 +86,8 @@ func connect(s *settings, log *slog.Logger) (*bus, error) {
 		opts = append(opts, nats.UserInfo(b.embedded.creds.User, b.embedded.creds.Password))
 		log.Info("embedded NATS server", "url", url, "credentials", b.embedded.path)
 	}
-	var err error
-	if b.data, err = nats.Connect(url, append(opts, nats.Name("shoal worker"))...); err == nil {
-		b.records, err = nats.Connect(url, append(opts, nats.Name("shoal worker records"))...)
+	if b.data, err = nats.Connect(url, opts...); err == nil {
+		b.records, err = nats.Connect(url, opts...)
 	}
 	if err != nil {
 		b.close()
@@ -91,13 +96,10 @@ func connect(s *settings, log *slog.Logger) (*bus, error) {
 	return b, nil
 }
 
-// natsOptions: a worker never gives up reconnecting, and nothing is buffered
-// while the link is down, since it would be sent long after it made sense.
-func natsOptions(s *settings, log *slog.Logger) []nats.Option {
-	opts := []nats.Option{
-		nats.MaxReconnects(-1), nats.ReconnectBufSize(-1), nats.ReconnectWait(200 * time.Millisecond),
-		nats.PingInterval(5 * time.Second), nats.MaxPingsOutstanding(2), nats.Timeout(5 * time.Second),
-		nats.PermissionErrOnSubscribe(true),
+// natsOptions adds the credentials and the log to what every worker needs.
+func natsOptions(s *settings, id messaging.WorkerID, log *slog.Logger) ([]nats.Option, error) {
+	opts := append(messaging.WorkerConnOptions(id),
+		nats.Timeout(5*time.Second), nats.PermissionErrOnSubscribe(true),
 		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) { log.Warn("NATS", "error", err) }),
 		nats.DisconnectErrHandler(func(_ *nats.Conn, err error) {
 			if err != nil {
@@ -105,8 +107,7 @@ func natsOptions(s *settings, log *slog.Logger) []nats.Option {
 			}
 		}),
 		nats.ReconnectHandler(func(*nats.Conn) { log.Info("NATS link restored") }),
-		nats.CustomInboxPrefix("_INBOX.worker"),
-	}
+	)
 	if s.NATSCreds != "" {
 		opts = append(opts, nats.UserCredentials(s.NATSCreds))
 	}
@@ -114,16 +115,14 @@ func natsOptions(s *settings, log *slog.Logger) []nats.Option {
 		opts = append(opts, nats.RootCAs(s.NATSCA))
 	}
 	if s.NATSNKey != "" {
-		if opt, err := nats.NkeyOptionFromSeed(s.NATSNKey); err == nil {
-			opts = append(opts, opt)
+		opt, err := nats.NkeyOptionFromSeed(s.NATSNKey)
+		if err != nil {
+			return nil, fmt.Errorf("read the nkey seed %s: %w", s.NATSNKey, err)
 		}
+		opts = append(opts, opt)
 	}
-	return opts
+	return opts, nil
 }
-
-// authenticated reports whether the server asks for credentials: then each
-// tenant has an inbox prefix of its own.
-func (b *bus) authenticated() bool { return b.data.AuthRequired() }
 
 // store opens the records; with the embedded server it makes them first.
 func (b *bus) store(ctx context.Context, s *settings) (*kv.Store, error) {
