@@ -94,29 +94,33 @@ func (m *plainMachine) destroy(ctx context.Context) error { return m.off(ctx) }
 // [NewDocker].
 type Docker struct {
 	image string
-	start []string
+	build json.RawMessage
 	guest string // the built guest program
 	root  string // a directory per sandbox
 	label string
 }
 
 // NewDocker builds the guest program and returns a backend that makes
-// containers of image. start is the template's start command; nil for none.
-// What is left of its containers is removed at the end of the test.
-func NewDocker(t testing.TB, image string, start []string) *Docker {
+// containers of image, each prepared as build says: the body of a template's
+// build request, nil for none. What is left of its containers is removed at the
+// end of the test.
+func NewDocker(t testing.TB, image string, build json.RawMessage) *Docker {
 	t.Helper()
 	root, err := os.MkdirTemp("", "e2b") // short: Unix sockets live below it
 	if err != nil {
 		t.Fatal(err)
 	}
-	d := &Docker{image: image, start: start, root: root, guest: filepath.Join(root, "guest"), label: "shoal.e2btest=" + filepath.Base(root)}
+	if build == nil {
+		build = json.RawMessage("{}")
+	}
+	d := &Docker{image: image, build: build, root: root, guest: filepath.Join(root, "guest"), label: "shoal.e2btest=" + filepath.Base(root)}
 	t.Cleanup(func() {
 		d.sweep(t)
 		_ = os.RemoveAll(root)
 	})
-	build := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o", d.guest, "shoal/e2b/e2btest/guest")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := build.CombinedOutput(); err != nil {
+	compile := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o", d.guest, "shoal/e2b/e2btest/guest")
+	compile.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := compile.CombinedOutput(); err != nil {
 		t.Fatalf("build the guest program: %v\n%s", err, out)
 	}
 	return d
@@ -155,7 +159,7 @@ func (d *Docker) machine(ctx context.Context, id string, c envd.Config) (machine
 	if err := os.Mkdir(dir, 0o700); err != nil {
 		return nil, err
 	}
-	data, err := json.Marshal(map[string]any{"envd": c, "startCommand": d.start})
+	data, err := json.Marshal(map[string]any{"envd": c, "template": d.build})
 	if err != nil {
 		return nil, err
 	}

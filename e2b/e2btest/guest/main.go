@@ -1,6 +1,6 @@
 // Guest is the first program of a fake E2B sandbox that is a container: it
-// serves the fake daemon on a Unix socket and, at the first boot, starts the
-// template's start command.
+// serves the fake daemon on a Unix socket and, at the first boot, does what the
+// template's build does.
 //
 //	guest <directory with config.json, for the socket>
 package main
@@ -8,6 +8,7 @@ package main
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"log"
 	"net"
 	"net/http"
@@ -22,10 +23,24 @@ import (
 // config is what the fake control plane writes for its guest.
 type config struct {
 	Envd envd.Config `json:"envd"`
-	// StartCommand ran when the template was built; it lives on in the memory
-	// of every sandbox made from it, and not after a boot from disk.
-	StartCommand []string `json:"startCommand"`
+	// Template is the body of the template's build request.
+	Template template `json:"template"`
 }
+
+// template is what a build does: its steps, then a start command, whose
+// processes live on in the memory of every sandbox made from it, and not after
+// a boot from disk.
+type template struct {
+	Steps []struct {
+		Type string   `json:"type"`
+		Args []string `json:"args"`
+	} `json:"steps"`
+	StartCmd string `json:"startCmd"`
+	ReadyCmd string `json:"readyCmd"`
+}
+
+// readyWait bounds the wait for a template's ready command.
+const readyWait = 20 * time.Second
 
 func main() {
 	if err := run(os.Args[1:]); err != nil {
@@ -46,7 +61,7 @@ func run(args []string) error {
 	if err := json.Unmarshal(data, &c); err != nil {
 		return err
 	}
-	if err := firstBoot(dir, c.StartCommand); err != nil {
+	if err := firstBoot(dir, c.Template); err != nil {
 		return err
 	}
 	socket := filepath.Join(dir, "envd.sock")
@@ -59,20 +74,48 @@ func run(args []string) error {
 	return server.Serve(l)
 }
 
-// firstBoot starts the start command unless this machine has booted before.
-func firstBoot(dir string, command []string) error {
+// firstBoot builds the template unless this machine has booted before.
+func firstBoot(dir string, t template) error {
 	mark := filepath.Join(dir, "booted")
-	if _, err := os.Stat(mark); err == nil || len(command) == 0 {
+	if _, err := os.Stat(mark); err == nil {
 		return nil
 	}
 	if err := os.WriteFile(mark, nil, 0o600); err != nil {
 		return err
 	}
-	cmd := exec.Command(command[0], command[1:]...) //nolint:gosec,noctx // the template's own command, for the life of the machine
-	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-	if err := cmd.Start(); err != nil {
-		return err
+	for _, s := range t.Steps {
+		if s.Type == "RUN" {
+			if err := shell(s.Args[0]); err != nil {
+				return fmt.Errorf("step %q: %w", s.Args[0], err)
+			}
+		}
 	}
-	go func() { _ = cmd.Wait() }() // reaped whenever it ends; the guest goes on
+	if t.StartCmd != "" {
+		if err := shell(t.StartCmd); err != nil {
+			return fmt.Errorf("start command: %w", err)
+		}
+	}
+	return ready(t.ReadyCmd)
+}
+
+// shell runs a command as root.
+func shell(command string) error {
+	out, err := exec.Command("/bin/sh", "-c", command).CombinedOutput() //nolint:gosec,noctx // the template's own command
+	if err != nil {
+		return fmt.Errorf("%w: %s", err, out)
+	}
 	return nil
+}
+
+// ready waits until the template's ready command succeeds.
+func ready(command string) error {
+	if command == "" {
+		return nil
+	}
+	for deadline := time.Now().Add(readyWait); ; time.Sleep(10 * time.Millisecond) {
+		err := shell(command)
+		if err == nil || time.Now().After(deadline) {
+			return err
+		}
+	}
 }
