@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"time"
 
@@ -189,15 +188,9 @@ func (p *Provider) checkTemplate(ctx context.Context, e *envd) error {
 	if checked {
 		return nil
 	}
-	body, pid, err := e.startProcess(ctx, process{
+	err := e.runToEnd(ctx, process{
 		Cmd: "/bin/sh", Args: []string{"-c", "test -x " + agentProgram + " && test -x " + attachProgram}, Cwd: "/",
-	}, false)
-	if err != nil {
-		return err
-	}
-	s := newStream(e, body, pid)
-	_, err = io.Copy(io.Discard, s)
-	_ = s.Close()
+	})
 	if ended, ok := errors.AsType[*exitError](err); ok && ended.Exited {
 		return sandbox.Errorf(sandbox.Invalid, "the E2B template %q holds no agent; build it with `shoal e2b template`", p.cfg.Template)
 	}

@@ -129,6 +129,9 @@ func (p *Provider) Suspend(ctx context.Context, h sandbox.Handle, mode sandbox.S
 		return err
 	}
 	memory := mode == sandbox.SuspendMemory
+	if !memory {
+		p.sync(ctx, id)
+	}
 	err = p.pause(ctx, id, memory)
 	if alreadyPaused(err) && !memory {
 		// Nobody knows what it was paused with, and E2B drops the memory of
@@ -142,6 +145,25 @@ func (p *Provider) Suspend(ctx context.Context, h sandbox.Handle, mode sandbox.S
 		return nil
 	}
 	return p.settle(ctx, op, id, err)
+}
+
+// syncWait bounds the wait for a sandbox to write out what it has cached.
+const syncWait = 5 * time.Second
+
+// sync asks a sandbox to write its cache to the disk, as a pause without memory
+// may lose the rest. It is best effort: a reset comes when nothing else answers.
+func (p *Provider) sync(ctx context.Context, id string) {
+	p.mu.Lock()
+	r, known := p.reach[id]
+	p.mu.Unlock()
+	if !known {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, syncWait)
+	defer cancel()
+	if err := p.envdOf(id, r).runToEnd(ctx, process{Cmd: "/bin/sync", Cwd: "/"}); err != nil {
+		p.log.LogAttrs(ctx, slog.LevelDebug, "e2b sandbox was not synced", slog.String("ref", id), slog.String("error", err.Error()))
+	}
 }
 
 func alreadyPaused(err error) bool {
@@ -197,6 +219,7 @@ func (p *Provider) Reset(ctx context.Context, h sandbox.Handle) error {
 	if err != nil {
 		return err
 	}
+	p.sync(ctx, id)
 	for range 3 {
 		if err := p.pauseForReset(ctx, id); err != nil {
 			return p.settle(ctx, op+": it did not happen", id, err)

@@ -67,6 +67,19 @@ func newStream(e *envd, body io.ReadCloser, pid uint32) *stream {
 	return s
 }
 
+// runToEnd runs a process without input and drops its output. The error is nil
+// only when it exited with code 0.
+func (e *envd) runToEnd(ctx context.Context, p process) error {
+	body, pid, err := e.startProcess(ctx, p, false)
+	if err != nil {
+		return err
+	}
+	s := newStream(e, body, pid)
+	defer s.Close()
+	_, err = io.Copy(io.Discard, s)
+	return err
+}
+
 // Read returns output of the process. io.EOF means that it exited by itself
 // with code 0; every other end is an error that says what is known.
 func (s *stream) Read(p []byte) (int, error) {
