@@ -54,7 +54,7 @@ func archives(t *testing.T) {
 		return errors.Join(
 			os.Symlink("/etc/passwd", b.real(from+"/link")),
 			syscall.Mkfifo(b.real(from+"/fifo"), 0o666),
-			os.Mkdir(b.real(from+"/empty"), 0o711),
+			os.Mkdir(b.real(from+"/empty"), 0o700), os.Chmod(b.real(from+"/empty"), 0o711),
 		)
 	})
 	var buf bytes.Buffer

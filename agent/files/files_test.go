@@ -55,7 +55,7 @@ func setup(t *testing.T) *box {
 	}
 	b := &box{Files: f, inside: true, real: func(p string) string { return p }, user: pool}
 	b.dir = fmt.Sprintf("/workspace/t%d", time.Now().UnixNano())
-	b.as(t, func() error { return os.Mkdir(b.dir, 0o755) })
+	b.as(t, func() error { return errors.Join(os.Mkdir(b.dir, 0o755), os.Chmod(b.dir, 0o755)) })
 	return b
 }
 

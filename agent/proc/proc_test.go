@@ -164,6 +164,9 @@ func TestSandbox(t *testing.T) {
 		{Name: "KL-04 at the limit of processes", Func: processLimit, Runtime: "runc"},
 		{Name: "a fork bomb", Func: forkBomb, Runtime: "runc"},
 		{Name: "escape into a user namespace", Func: namespaceEscape, Runtime: "runsc"},
+		{Name: "what a process uses", Func: details},
+		{Name: "what the sandbox uses", Func: usage, Runtime: "runc"},
+		{Name: "killed for want of memory", Func: outOfMemory, Runtime: "runc"},
 		{Name: "how long a scan takes", Func: scanTime},
 	})
 }
@@ -431,4 +434,45 @@ func scanTime(t *testing.T) {
 		b.kill(t, proc.Target{Marks: []proc.Mark{c.mark}})
 		b.table.Release(c.mark)
 	}
+}
+
+func details(t *testing.T) {
+	b := setup(t)
+	c := b.start(t, "python3", "-c", "import time\nx = b'x' * (40 << 20)\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\nprint('up', flush=True); time.sleep(60)")
+	c.line(t)
+	all, err := b.table.Details()
+	if err != nil || len(all) != 1 {
+		t.Fatalf("got %+v, %v", all, err)
+	}
+	if d := all[0]; d.Pid != c.Pid() || d.Name != "python3" || d.RSS < 40<<20 || d.CPU < 200*time.Millisecond {
+		t.Errorf("got %+v", d)
+	}
+	b.kill(t, proc.Target{All: true})
+	b.table.Release(c.mark)
+}
+
+func usage(t *testing.T) {
+	b := setup(t)
+	c := b.shell(t, "sleep 60 & sleep 60 & echo up; wait")
+	c.line(t)
+	u := proc.OpenCgroup().Read()
+	if u.MemoryLimit != 1<<30 || u.Memory <= 0 || u.Pids < 4 || u.PidsLimit != 160 || u.CPU <= 0 || u.OOMKills < 0 {
+		t.Errorf("got %+v", u)
+	}
+	b.kill(t, proc.Target{All: true})
+	b.table.Release(c.mark)
+}
+
+// The kernel takes the command and not the agent, which has the lower score.
+func outOfMemory(t *testing.T) {
+	b := setup(t)
+	before := proc.OpenCgroup().OOMKills()
+	c := b.start(t, "python3", "-c", "x = b'x' * (1 << 30)")
+	if e := c.end(t); e.Signal != syscall.SIGKILL {
+		t.Errorf("got %+v", e)
+	}
+	if after := proc.OpenCgroup().OOMKills(); after != before+1 {
+		t.Errorf("the counter went from %d to %d", before, after)
+	}
+	b.table.Release(c.mark)
 }
