@@ -49,7 +49,7 @@ func needEngine(t *testing.T) {
 func box(t *testing.T) string {
 	t.Helper()
 	name := "shoal-imagetest-" + strings.ToLower(rand.Text()[:12])
-	t.Cleanup(func() { _ = exec.Command("docker", "rm", "-f", name).Run() }) //nolint:noctx // the test's context is done by now
+	t.Cleanup(func() { _ = exec.Command("docker", "rm", "-f", name).Run() })
 	docker(t, "run", "-d", "--name", name, "--label", "shoal.imagetest="+name, "--init", "--user", "0:0",
 		"--read-only", "--network", "none", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
 		"--tmpfs", "/tmp:nosuid,nodev,exec,mode=1777", "--entrypoint", "sleep", image.Name(), "600")
@@ -144,7 +144,7 @@ func TestDerived(t *testing.T) {
 	if err := os.WriteFile(filepath.Join(dir, "Dockerfile"), []byte("FROM "+image.Name()+"\nRUN echo own > /etc/own\n"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = exec.Command("docker", "rmi", "-f", tag).Run() }) //nolint:noctx // the test's context is done by now
+	t.Cleanup(func() { _ = exec.Command("docker", "rmi", "-f", tag).Run() })
 	docker(t, "build", "--quiet", "--tag", tag, dir)
 	inspect(t, tag).check(t, inspect(t, image.Name()))
 }
