@@ -14,6 +14,9 @@ func (f *Filter) admitted(r *http.Request, c *Call) {
 		return
 	}
 	attrs := []slog.Attr{slog.String("rule", c.Rule), slog.String("name", c.Name)}
+	if c.Hijack {
+		attrs = append(attrs, slog.String("container", f.owners.containerOf(c.Name)))
+	}
 	if c.Body != nil {
 		sum := sha256.Sum256(c.Body)
 		attrs = append(attrs, slog.String("body_sha256", hex.EncodeToString(sum[:])))

@@ -18,6 +18,7 @@ import (
 const (
 	headerWait   = 10 * time.Second // for a request's header
 	bodyWait     = 10 * time.Second // for a request's body
+	lingerWait   = 2 * time.Second  // for the rest of a refused body
 	idleWait     = 5 * time.Minute  // between two requests of a connection
 	writeWait    = time.Minute      // for a client to take some of an answer
 	dialWait     = 5 * time.Second
@@ -133,15 +134,17 @@ func (f *Filter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	rc := http.NewResponseController(w)
 	_ = rc.SetReadDeadline(time.Now().Add(bodyWait))
 	call, refusal := f.judge(r)
-	_ = rc.SetReadDeadline(time.Time{})
 	if refusal == nil {
 		refusal = f.checkOwner(r.Context(), call)
 	}
 	if refusal != nil {
+		// http.Server still reads what is left of the body before it closes.
+		_ = rc.SetReadDeadline(time.Now().Add(lingerWait))
 		f.refused(r, refusal)
 		writeError(w, refusal.Status, refusal.message())
 		return
 	}
+	_ = rc.SetReadDeadline(time.Time{})
 	f.admitted(r, call)
 	if call.Hijack {
 		f.stream(w, r, call)

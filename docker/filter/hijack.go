@@ -13,7 +13,7 @@ import (
 )
 
 // streamBuffer is the buffer of one direction of a stream, in bytes.
-const streamBuffer = 64 << 10
+const streamBuffer = 32 << 10
 
 // stream starts an exec. Only when the engine itself has answered 101 do both
 // connections become raw, and they end with the stream; with any other answer

@@ -40,10 +40,11 @@ func (o *owners) remember(key, container string) {
 	}
 }
 
-func (o *owners) knows(key string) bool {
+// containerOf returns the container of ours that key stands for, or "".
+func (o *owners) containerOf(key string) string {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return o.seen[key] != ""
+	return o.seen[key]
 }
 
 func (o *owners) forget(key string) {
@@ -67,7 +68,7 @@ func (f *Filter) checkOwner(ctx context.Context, c *Call) *Refusal {
 }
 
 func (f *Filter) checkExec(ctx context.Context, version, id string) *Refusal {
-	if f.owners.knows(id) {
+	if f.owners.containerOf(id) != "" {
 		return nil
 	}
 	var exec struct {
@@ -88,7 +89,7 @@ func (f *Filter) checkExec(ctx context.Context, version, id string) *Refusal {
 
 // checkContainer looks the container up by name or id and remembers key for it.
 func (f *Filter) checkContainer(ctx context.Context, version, container, key string) *Refusal {
-	if f.owners.knows(key) {
+	if f.owners.containerOf(key) != "" {
 		return nil
 	}
 	var inspected struct {

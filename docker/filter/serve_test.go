@@ -106,12 +106,18 @@ func TestAudit(t *testing.T) {
 	if got := send("GET /_ping HTTP/1.1\r\nHost: docker\r\n\r\n"); got != http.StatusOK {
 		t.Fatalf("status %d", got)
 	}
+	if got := send(startRequest()); got != http.StatusOK {
+		t.Fatalf("status %d", got)
+	}
 	var lines []map[string]any
 	for line := range strings.Lines(log.String()) {
 		lines = append(lines, decode(t, line))
 	}
-	if len(lines) != 3 {
-		t.Fatalf("%d lines, want 3:\n%s", len(lines), log.String())
+	if len(lines) != 4 {
+		t.Fatalf("%d lines, want 4:\n%s", len(lines), log.String())
+	}
+	if lines[3]["name"] != corpusExec || lines[3]["container"] != ourName {
+		t.Errorf("the start of an exec is logged as %v", lines[3])
 	}
 	sum := sha256.Sum256(engine.recordings()[0].body)
 	for key, want := range map[string]any{
@@ -290,6 +296,37 @@ func TestBrokenAnswer(t *testing.T) {
 	}
 	if out, err := io.ReadAll(resp.Body); err == nil {
 		t.Errorf("%q is passed on as a whole answer", out)
+	}
+}
+
+// TestSlowClients ends connections on which a request never arrives whole.
+func TestSlowClients(t *testing.T) {
+	t.Parallel()
+	engine := newFakeEngine(t, nil)
+	addr := startFilter(t, defaultPolicy(t), engine.dial, slog.New(slog.DiscardHandler))
+	var wg sync.WaitGroup
+	for name, raw := range map[string]string{
+		"header": "POST /v1.41/containers/create HTTP/1.1\r\nHost: docker\r\n",
+		"body":   post("/containers/create?name="+ourName, length(500), `{"Image":`),
+	} {
+		wg.Go(func() {
+			c, err := net.Dial("tcp", addr)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			defer c.Close()
+			_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+			_, _ = io.WriteString(c, raw)
+			out, err := io.ReadAll(c)
+			if err != nil {
+				t.Errorf("%s: the connection is not closed: %v, %q", name, err, out)
+			}
+		})
+	}
+	wg.Wait()
+	if n := len(engine.recordings()); n != 0 {
+		t.Errorf("%d requests reached the engine", n)
 	}
 }
 
