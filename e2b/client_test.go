@@ -251,7 +251,7 @@ func TestOnlyTheTextProvesGone(t *testing.T) {
 
 func TestListing(t *testing.T) {
 	t.Run("all pages, and only what fits", func(t *testing.T) {
-		client, _ := scripted(func(n int, r *http.Request) (*http.Response, error) {
+		client, _ := scripted(func(_ int, r *http.Request) (*http.Response, error) {
 			if got := r.URL.Query().Get("state"); got != "running,paused" {
 				t.Errorf("state is %q", got)
 			}

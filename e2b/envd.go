@@ -236,7 +236,7 @@ var errNoStart = errors.New("envd did not say in time that the process started")
 
 // openStream sends req and reads up to the start event.
 func (e *envd) openStream(req *http.Request) (io.ReadCloser, uint32, error) {
-	resp, err := e.http.Do(req) //nolint:bodyclose // returned, or closed below
+	resp, err := e.http.Do(req)
 	if err != nil {
 		return nil, 0, hideURL(err)
 	}

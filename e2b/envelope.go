@@ -27,7 +27,7 @@ var errTruncated = errors.New("the stream broke off without an end")
 // appendEnvelope appends payload as one uncompressed message.
 func appendEnvelope(dst, payload []byte) []byte {
 	dst = append(dst, 0)
-	dst = binary.BigEndian.AppendUint32(dst, uint32(len(payload))) //nolint:gosec // requests are small
+	dst = binary.BigEndian.AppendUint32(dst, uint32(len(payload)))
 	return append(dst, payload...)
 }
 
@@ -44,7 +44,7 @@ func readEnvelope(r io.Reader, buf []byte) (flags byte, payload []byte, err erro
 	if head[0]&flagCompressed != 0 {
 		return 0, buf, errors.New("a compressed message, which was not asked for")
 	}
-	if uint32(cap(buf)) < n { //nolint:gosec // bounded by maxEnvelope
+	if uint32(cap(buf)) < n {
 		buf = make([]byte, n)
 	}
 	buf = buf[:n]

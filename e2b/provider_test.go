@@ -128,6 +128,7 @@ func TestCreateRemovesLeftoversOfItsGenerationOnly(t *testing.T) {
 }
 
 func TestFailedCreateLeavesNothing(t *testing.T) { // LC-11
+	t.Parallel()
 	const post = "POST /sandboxes"
 	for name, c := range map[string]struct {
 		fault e2btest.Fault
@@ -162,6 +163,7 @@ func TestFailedCreateLeavesNothing(t *testing.T) { // LC-11
 }
 
 func TestInterruptedCreateLeavesNothing(t *testing.T) { // LC-11
+	t.Parallel()
 	for name, f := range map[string]e2btest.Fault{
 		"before the work": {Match: "POST /sandboxes", Delay: time.Second},
 		"after the work":  {Match: "GET /sandboxes/*", Delay: time.Second},

@@ -55,7 +55,6 @@ func transcript(t *testing.T, name string) []recorded {
 type playback struct {
 	t    *testing.T
 	left []recorded
-	user string // Basic user of the recording; ours is root
 }
 
 func (p *playback) RoundTrip(r *http.Request) (*http.Response, error) {

@@ -172,7 +172,8 @@ func readCreate(w http.ResponseWriter, r *http.Request, second bool) (createRequ
 		invalid(w, "metadata", "value must be a string")
 		return c, false
 	}
-	return c, c.judge(w, f)
+	ok = c.judge(w, f)
+	return c, ok
 }
 
 // judge applies what the handler checks after the validator.

@@ -41,7 +41,7 @@ type box struct {
 	end     time.Time
 	boots   int
 	network egress
-	life    context.Context //nolint:containedctx // cancelled to break what runs through the proxy
+	life    context.Context // cancelled to break what runs through the proxy
 	cutLife context.CancelFunc
 }
 

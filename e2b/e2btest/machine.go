@@ -44,7 +44,10 @@ type Plain struct{}
 func (Plain) machine(_ context.Context, _ string, c envd.Config) (machine, error) {
 	c.AnyUser = true
 	m := &plainMachine{cfg: c}
-	return m, m.boot(context.Background())
+	if err := m.boot(context.Background()); err != nil {
+		return nil, err
+	}
+	return m, nil
 }
 
 type plainMachine struct {
@@ -106,7 +109,7 @@ type Docker struct {
 // end of the test.
 func NewDocker(t testing.TB, image string, build json.RawMessage) *Docker {
 	t.Helper()
-	root, err := os.MkdirTemp("", "e2b") // short: Unix sockets live below it
+	root, err := os.MkdirTemp("", "e2b") //nolint:usetesting // Unix sockets live below it: t.TempDir is too long
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -195,7 +198,7 @@ func (m *container) ready(ctx context.Context) error {
 		DisableKeepAlives: true,
 	}}
 	for {
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://envd/health", nil)
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://envd/health", http.NoBody)
 		if err != nil {
 			return err
 		}

@@ -3,8 +3,7 @@ package e2btest
 import (
 	"context"
 	"encoding/json"
-	"io"
-	"log"
+	"log/slog"
 	"net/http"
 	"net/http/httputil"
 	"net/url"
@@ -60,7 +59,7 @@ func (s *Server) pass(w http.ResponseWriter, r *http.Request, b *box) {
 		},
 		Transport:     b.proxied,
 		FlushInterval: -1,
-		ErrorLog:      log.New(io.Discard, "", 0),
+		ErrorLog:      slog.NewLogLogger(slog.DiscardHandler, slog.LevelDebug),
 		ErrorHandler: func(http.ResponseWriter, *http.Request, error) {
 			broken = true
 		},

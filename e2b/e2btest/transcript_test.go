@@ -22,7 +22,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"shoal/e2b/e2btest"
-	"shoal/e2b/e2btest/envd"
 )
 
 // recording is one file of testdata: exchanges with a real envd 0.6.13.
@@ -404,5 +403,3 @@ func readOne(r *bufio.Reader) (envelope, error) {
 	}
 	return envelope{Flags: head[0], JSON: payload}, nil
 }
-
-var _ = envd.Version

@@ -138,8 +138,7 @@ func unmarshal(name string, body []byte, into any) *rpcError {
 	if err == nil {
 		return nil
 	}
-	var badPID *pidError
-	if errors.As(err, &badPID) {
+	if badPID, ok := errors.AsType[*pidError](err); ok {
 		at := bytes.Index(body, []byte(badPID.text)) + 1
 		return rpcErrorf("invalid_argument", "unmarshal message: unmarshal into *process.%s: proto: (line 1:%d): invalid value for uint32 field pid: %s", name, at, badPID.text)
 	}
@@ -165,16 +164,15 @@ func (p *pid) UnmarshalJSON(data []byte) error {
 
 // sender writes the envelopes of one answer.
 type sender struct {
-	w       http.ResponseWriter
-	zipped  bool
-	started bool
+	w      http.ResponseWriter
+	zipped bool
 }
 
 func (o *sender) send(flags byte, payload []byte) error {
 	if o.zipped {
 		flags, payload = flags|1, zip(payload)
 	}
-	frame := append([]byte{flags}, binary.BigEndian.AppendUint32(nil, uint32(len(payload)))...) //nolint:gosec // small
+	frame := append([]byte{flags}, binary.BigEndian.AppendUint32(nil, uint32(len(payload)))...)
 	if _, err := o.w.Write(append(frame, payload...)); err != nil {
 		return err
 	}
@@ -206,7 +204,7 @@ func (s *Server) stream(method streamMethod) http.HandlerFunc {
 		out := &sender{w: w, zipped: r.Header.Get("Connect-Accept-Encoding") == "gzip" || r.Header.Get("Connect-Content-Encoding") == "gzip"}
 		if _, err := s.userOf(r); err != nil { // an interceptor: it answers before the codec does
 			frame := append(append([]byte(`{"error":`), err.asJSON()...), '}')
-			_, _ = w.Write(append(append([]byte{2}, binary.BigEndian.AppendUint32(nil, uint32(len(frame)))...), frame...)) //nolint:gosec // small
+			_, _ = w.Write(append(append([]byte{2}, binary.BigEndian.AppendUint32(nil, uint32(len(frame)))...), frame...))
 			return
 		}
 		h.Set("Connect-Accept-Encoding", "gzip")

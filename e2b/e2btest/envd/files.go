@@ -87,7 +87,7 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 		plainError(w, http.StatusBadRequest, fmt.Sprintf("path '%s' is a directory", path))
 		return
 	}
-	f, err := os.Open(path) //nolint:gosec // the daemon is root and follows everything, as the real one does
+	f, err := os.Open(path) // the daemon is root and follows everything, as the real one does
 	if err != nil {
 		plainError(w, http.StatusInternalServerError, err.Error())
 		return
@@ -211,7 +211,7 @@ func (s *Server) store(path string, a account, body io.Reader) (int, error) {
 	if err := s.parents(filepath.Dir(path), a); err != nil {
 		return http.StatusInternalServerError, fmt.Errorf("error ensuring directories: %w", err)
 	}
-	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o666) //nolint:gosec // see download
+	f, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o666)
 	if err != nil {
 		return http.StatusInternalServerError, fmt.Errorf("error opening file: %w", err)
 	}
@@ -241,7 +241,7 @@ func (s *Server) parents(dir string, a account) error {
 			return err
 		}
 	}
-	if err := os.Mkdir(dir, 0o755); err != nil { //nolint:gosec // the mode that was recorded
+	if err := os.Mkdir(dir, 0o755); err != nil { // the mode that was recorded
 		return fmt.Errorf("failed to create directory: %w", err)
 	}
 	if s.cfg.AnyUser {

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"slices"
@@ -271,12 +272,8 @@ func (s *Server) forget(n int, p *proc) {
 // environment is all that a process gets.
 func (s *Server) environment(a account, extra map[string]string) []string {
 	env := map[string]string{"PATH": os.Getenv("PATH"), "HOME": a.home, "USER": a.name, "LOGNAME": a.name}
-	for k, v := range s.globalEnv() {
-		env[k] = v
-	}
-	for k, v := range extra {
-		env[k] = v
-	}
+	maps.Copy(env, s.globalEnv())
+	maps.Copy(env, extra)
 	list := make([]string, 0, len(env))
 	for k, v := range env {
 		list = append(list, k+"="+v)
@@ -344,8 +341,8 @@ func (s *Server) keepalive(r *http.Request) (time.Duration, *rpcError) {
 		return 90 * time.Second, nil
 	}
 	n, err := strconv.Atoi(text)
-	if err != nil {
-		return 90 * time.Second, nil //nolint:nilerr // unverified: what a bad value does
+	if err != nil { // what the real one does with such a value is unverified
+		return 0, rpcErrorf("invalid_argument", "parse keepalive interval: %v", err)
 	}
 	if n < 1 {
 		s.crashed.Store(true)

@@ -3,15 +3,13 @@ package envd
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"net/http"
 	"os"
 	"strings"
 	"sync"
 	"sync/atomic"
 )
-
-// Version is the daemon's version that this fake answers like.
-const Version = "0.6.13"
 
 // Config is what the control plane tells the daemon of a new sandbox.
 type Config struct {
@@ -34,7 +32,7 @@ type Server struct {
 	cfg     Config
 	mux     *http.ServeMux
 	crashed atomic.Bool
-	ctx     context.Context //nolint:containedctx // the life of the daemon's processes, which outlive requests
+	ctx     context.Context // the life of the daemon's processes, which outlive requests
 	stop    context.CancelFunc
 
 	mu       sync.Mutex
@@ -138,8 +136,6 @@ func (s *Server) envs(w http.ResponseWriter, _ *http.Request) {
 
 func (s *Server) globalEnv() map[string]string {
 	env := map[string]string{"E2B_SANDBOX": "true"}
-	for k, v := range s.cfg.Env {
-		env[k] = v
-	}
+	maps.Copy(env, s.cfg.Env)
 	return env
 }

@@ -56,7 +56,7 @@ func (s *Server) credential(a account) *syscall.Credential {
 	if s.cfg.AnyUser || a.uid == os.Getuid() {
 		return nil
 	}
-	return &syscall.Credential{Uid: uint32(a.uid), Gid: uint32(a.gid)} //nolint:gosec // ids from /etc/passwd
+	return &syscall.Credential{Uid: uint32(a.uid), Gid: uint32(a.gid)}
 }
 
 // resolve makes a path of a request absolute: relative ones hang off the home,

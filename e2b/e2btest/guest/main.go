@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log"
 	"net"
 	"net/http"
 	"os"
@@ -44,7 +43,8 @@ const readyWait = 20 * time.Second
 
 func main() {
 	if err := run(os.Args[1:]); err != nil {
-		log.Fatal(err)
+		fmt.Fprintln(os.Stderr, "guest:", err)
+		os.Exit(1)
 	}
 }
 
@@ -100,7 +100,7 @@ func firstBoot(dir string, t template) error {
 
 // shell runs a command as root.
 func shell(command string) error {
-	out, err := exec.Command("/bin/sh", "-c", command).CombinedOutput() //nolint:gosec,noctx // the template's own command
+	out, err := exec.Command("/bin/sh", "-c", command).CombinedOutput() //nolint:noctx // the template's own command
 	if err != nil {
 		return fmt.Errorf("%w: %s", err, out)
 	}
