@@ -8,6 +8,7 @@ import (
 	"runtime"
 	"strings"
 
+	sandboximage "shoal/image"
 	"shoal/sandbox"
 )
 
@@ -16,7 +17,7 @@ const (
 	DefaultFleet    = "main"
 	DefaultEndpoint = "unix:///var/run/docker.sock"
 	DefaultPrefix   = "shoal-"
-	DefaultImage    = "shoal-sandbox:dev"
+	DefaultImage    = sandboximage.Default
 	DefaultRuntime  = RuntimeRunc
 )
 

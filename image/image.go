@@ -9,7 +9,8 @@ import (
 	"os"
 )
 
-// Default is the tag under which `make image` leaves the newest image it built.
+// Default is the tag under which `make image` leaves the newest image it built,
+// and the image of sandboxes that name none.
 const Default = "shoal-sandbox:dev"
 
 // Name returns the image to use where nobody chose one: the environment's

@@ -17,10 +17,11 @@ import (
 	"github.com/docker/docker/client"
 
 	"shoal/docker"
+	"shoal/image"
 )
 
-// Image is the sandbox image that "make image" builds.
-const Image = docker.DefaultImage
+// Image is the sandbox image to test with: this tree's own under make test.
+var Image = image.Name()
 
 // Endpoint returns the engine that tests use: DOCKER_HOST or the default.
 func Endpoint() string {

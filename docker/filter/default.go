@@ -3,6 +3,8 @@ package filter
 import (
 	"regexp"
 	"strings"
+
+	"shoal/image"
 )
 
 // Settings are what the default policy needs to know of a deployment.
@@ -40,7 +42,7 @@ func (s Settings) withDefaults() Settings {
 		s.MaxCPU = 4
 	}
 	if len(s.Images) == 0 {
-		s.Images = []string{"shoal-sandbox:dev"}
+		s.Images = []string{image.Default}
 	}
 	return s
 }
