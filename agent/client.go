@@ -228,6 +228,9 @@ func requestFrame(op string, body any) ([]byte, error) {
 // a ctx, so it runs beside; at most maxConcurrOpen at once, each bounded by
 // the session's end and the write time-out.
 func (s *Session) openStream(ctx context.Context) (*yamux.Stream, error) {
+	if s.mux.NumStreams() > maxStreams {
+		return nil, s.lied("it does not close its streams")
+	}
 	if err := s.opens.Acquire(ctx, 1); err != nil {
 		return nil, sandbox.AsError(err)
 	}

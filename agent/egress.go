@@ -119,7 +119,8 @@ func refuse(conn net.Conn, why error) {
 	_, _ = io.Copy(io.Discard, io.LimitReader(conn, maxBytes))
 }
 
-// splice copies both ways until both have ended or one is broken.
+// splice copies both ways until both have ended or one is broken, and then until
+// the worker has closed, which it does when it has read everything.
 func splice(conn net.Conn, t *tunnel) {
 	done := make(chan struct{})
 	go func() {
@@ -130,11 +131,11 @@ func splice(conn net.Conn, t *tunnel) {
 		}
 		_ = t.CloseWrite()
 	}()
-	if _, err := io.Copy(struct{ io.Writer }{conn}, t); err != nil {
-		_ = conn.Close()
-	} else {
+	if _, err := io.Copy(struct{ io.Writer }{conn}, t); err == nil {
 		closeWrite(conn)
+		t.awaitClose()
 	}
+	_ = conn.Close()
 	<-done
 }
 

@@ -13,8 +13,7 @@ type follower struct {
 	watch   bool
 	primary bool  // governs the command
 	offset  int64 // of the next byte to send
-	limit   int64 // send below this offset only
-	window  int64
+	credit  credit
 	ended   bool // the end was sent
 
 	roleNews  bool
@@ -36,8 +35,7 @@ func (k *command) follow(from, window int64, watch bool) (*follower, Started, er
 		command:   k,
 		watch:     watch,
 		offset:    from,
-		limit:     from + window,
-		window:    window,
+		credit:    newCredit(from, window),
 		inputNews: k.input != nil,
 		wake:      make(chan struct{}, 1),
 	}
@@ -160,12 +158,13 @@ func (f *follower) next(buf []byte) (kind, any) {
 	case f.inputNews && k.input != nil:
 		f.inputNews = false
 		return kindInput, k.input.state()
-	case f.offset < r.start && (f.limit > f.offset || k.end != nil):
+	case f.offset < r.start && !f.credit.full() && (f.credit.limit() > f.offset || k.end != nil):
 		g := gap{Offset: f.offset, Bytes: r.start - f.offset}
-		f.offset, f.limit = r.start, f.limit+g.Bytes
+		f.credit.gap(f.offset, r.start)
+		f.offset = r.start
 		return kindGap, g
-	case f.offset >= r.start && f.offset < min(r.next, f.limit):
-		n, stream := r.read(f.offset, buf[:min(int64(len(buf)), f.limit-f.offset)])
+	case f.offset >= r.start && f.offset < min(r.next, f.credit.limit()):
+		n, stream := r.read(f.offset, buf[:min(int64(len(buf)), f.credit.limit()-f.offset)])
 		o := output{Offset: f.offset, Stream: stream, Data: buf[:n]}
 		f.offset += int64(n)
 		return kindOutput, o
@@ -184,7 +183,7 @@ func (f *follower) acknowledge(a ack) bool {
 	if a.Offset < 0 || a.Offset > f.offset {
 		return false // it cannot have consumed what it was not sent
 	}
-	f.limit = max(f.limit, a.Offset+f.window)
+	f.credit.ack(a.Offset)
 	f.notify()
 	if !f.primary {
 		return false

@@ -12,7 +12,7 @@ const (
 	// killBound is how long a kill may take in all; then the fleet resets.
 	killBound = 5 * time.Second
 	// settleFor is how long the ends of killed commands may take to be written.
-	settleFor = 2 * time.Second
+	settleFor = 4 * time.Second
 )
 
 func handleKill(c *channel, body []byte) error {

@@ -90,6 +90,7 @@ func (l *link) handle(stream *yamux.Stream) {
 	if err := l.dispatch(c, q); err != nil {
 		c.fail(err)
 	}
+	c.linger()
 }
 
 // channel is the agent's end of one stream.
@@ -98,6 +99,26 @@ type channel struct {
 	stream *yamux.Stream
 	reader *frameReader
 	writer *frameWriter
+	closed chan struct{} // see watchClose; nil = nobody watches
+}
+
+// linger waits until the worker has closed the stream: it does so when it has
+// read what was sent, however slow it is.
+func (c *channel) linger() {
+	_ = c.stream.SetReadDeadline(time.Now().Add(closeTimeout))
+	if c.closed != nil {
+		<-c.closed
+		return
+	}
+	c.awaitClose()
+}
+
+func (c *channel) awaitClose() {
+	for {
+		if _, _, err := c.reader.next(); err != nil {
+			return
+		}
+	}
 }
 
 // fail sends an error as the last frame.

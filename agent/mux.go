@@ -18,14 +18,16 @@ const (
 	streamWindow = 256 << 10
 	guardBuffer  = 16 << 10
 	backlog      = 256
-	// maxStreams bounds the streams of one session, both directions together.
-	maxStreams = 1024
+	// maxStreams bounds the streams of one session, both directions together,
+	// closed ones that the peer has not closed yet included.
+	maxStreams = 768
 
 	writeTimeout = 60 * time.Second
 	openTimeout  = 30 * time.Second
-	// closeTimeout is how long a stream that one side has closed may linger.
-	// Half-closing is done by frames, so nobody needs it to be long.
-	closeTimeout = 5 * time.Second
+	// closeTimeout is how long a stream that one side has closed may linger
+	// until the other has read what was sent and closes it, too. yamux then
+	// resets it and what is unread is lost, so it is long.
+	closeTimeout = 5 * time.Minute
 )
 
 func muxConfig() *yamux.Config {

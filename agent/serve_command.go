@@ -45,10 +45,9 @@ func handleWait(c *channel, body []byte) error {
 	if err != nil {
 		return err
 	}
-	gone := c.gone()
 	select {
 	case <-k.over:
-	case <-gone:
+	case <-c.watchClose():
 		return nil
 	case <-c.link.ctx.Done():
 		return nil
@@ -59,18 +58,15 @@ func handleWait(c *channel, body []byte) error {
 	return c.answer(ended{End: end})
 }
 
-// gone is closed when the worker has closed the stream. Nothing else may read it.
-func (c *channel) gone() <-chan struct{} {
-	ch := make(chan struct{})
+// watchClose returns a channel that is closed when the worker has closed the
+// stream. Nothing else may read the stream then.
+func (c *channel) watchClose() <-chan struct{} {
+	c.closed = make(chan struct{})
 	c.link.wg.Go(func() {
-		defer close(ch)
-		for {
-			if _, _, err := c.reader.next(); err != nil {
-				return
-			}
-		}
+		defer close(c.closed)
+		c.awaitClose()
 	})
-	return ch
+	return c.closed
 }
 
 func handleCommands(c *channel, _ []byte) error {

@@ -55,9 +55,8 @@ type Stream struct {
 	next int64  // Recv's own: the offset that must come
 	over bool   // Recv's own: the end has come
 
-	mu    sync.Mutex
-	limit int64 // guarded by mu: the agent may send below this offset
-	width int64 // the window
+	mu     sync.Mutex
+	credit credit // guarded by mu: what the agent may send
 }
 
 // Start starts a command, or follows the one that the same request started
@@ -97,7 +96,7 @@ func (s *Session) stream(ctx context.Context, op string, body any, id sandbox.Co
 	if err != nil {
 		return nil, err
 	}
-	st := &Stream{x: x, width: width}
+	st := &Stream{x: x}
 	if err := x.answer(ctx, &st.started); err != nil {
 		x.close()
 		return nil, err
@@ -107,7 +106,7 @@ func (s *Session) stream(ctx context.Context, op string, body any, id sandbox.Co
 		return nil, err
 	}
 	st.next = st.started.Offset
-	st.limit = st.next + width
+	st.credit = newCredit(st.next, width)
 	return st, nil
 }
 
@@ -203,7 +202,7 @@ func (st *Stream) output(body []byte) (Event, error) {
 func (st *Stream) within(end int64) bool {
 	st.mu.Lock()
 	defer st.mu.Unlock()
-	return end <= st.limit
+	return end <= st.credit.limit()
 }
 
 func (st *Stream) gap(body []byte) (Event, error) {
@@ -214,10 +213,13 @@ func (st *Stream) gap(body []byte) (Event, error) {
 	if g.Offset != st.next || g.Bytes <= 0 || g.Bytes > maxOffset-st.next {
 		return Event{}, st.lied("a gap that does not fit")
 	}
-	st.next += g.Bytes
 	st.mu.Lock()
-	st.limit += g.Bytes
-	st.mu.Unlock()
+	defer st.mu.Unlock()
+	if st.credit.full() {
+		return Event{}, st.lied("too many gaps")
+	}
+	st.credit.gap(st.next, st.next+g.Bytes)
+	st.next += g.Bytes
 	return Event{Kind: EventGap, Offset: g.Offset, Bytes: g.Bytes}, nil
 }
 
@@ -240,7 +242,7 @@ func (st *Stream) end(body []byte) (Event, error) {
 // and send as much more. The same offset again says "alive, not reading".
 func (st *Stream) Ack(ctx context.Context, offset int64) error {
 	st.mu.Lock()
-	st.limit = max(st.limit, offset+st.width)
+	st.credit.ack(offset)
 	st.mu.Unlock()
 	return st.x.send(ctx, kindAck, ack{Offset: offset})
 }

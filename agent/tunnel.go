@@ -11,6 +11,9 @@ import (
 	"github.com/hashicorp/yamux"
 )
 
+// farewell bounds the wait of a Close for a peer that takes nothing.
+const farewell = time.Second
+
 // tunnel is a connection over one stream: raw bytes in frames, with an end of
 // each direction of its own, so that a stream never has to stay half closed.
 type tunnel struct {
@@ -40,7 +43,7 @@ func (t *tunnel) Read(p []byte) (int, error) {
 		k, body, err := t.frames.next()
 		switch {
 		case err != nil:
-			return 0, netError(err)
+			return 0, netError(endOf(err, false)) // an orderly end is a frame
 		case k == kindBytes:
 			t.rest = body
 		case k == kindEOF:
@@ -66,9 +69,12 @@ func (t *tunnel) CloseWrite() (err error) {
 	return err
 }
 
-// Close ends both directions. It may be called twice.
+// Close ends both directions; what was written still arrives, with its end. It
+// may be called twice.
 func (t *tunnel) Close() error {
 	t.once.Do(func() {
+		_ = t.stream.SetWriteDeadline(time.Now().Add(farewell))
+		_ = t.CloseWrite()
 		_ = t.stream.Close()
 		// A reader of this end does not learn of its own close from yamux.
 		_ = t.stream.SetDeadline(past)
@@ -77,6 +83,15 @@ func (t *tunnel) Close() error {
 		}
 	})
 	return nil
+}
+
+// awaitClose waits until the peer has closed.
+func (t *tunnel) awaitClose() {
+	for {
+		if _, _, err := t.frames.next(); err != nil {
+			return
+		}
+	}
 }
 
 func (t *tunnel) LocalAddr() net.Addr                { return t.stream.LocalAddr() }
