@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	"github.com/alecthomas/kong"
 
@@ -141,7 +142,7 @@ func plain(err error) string {
 	if hint := hints[e.Code]; hint != "" {
 		text += "; " + hint
 	}
-	return text
+	return strings.Replace(err.Error(), e.Error(), text, 1) // what was tried stays in front
 }
 
 // hints say what a person may do next.

@@ -27,7 +27,7 @@ type Program func(ctx context.Context, p *Proc) int
 // Go functions. What it knows is shared by all of its workers, as real workers
 // share the agents, so that one can carry on where another died.
 type Fake struct {
-	// Programs by the command's shell text; set before the first worker starts.
+	// Programs by the command's shell text or joined arguments; set before the first worker starts.
 	Programs map[string]Program
 
 	mu      sync.Mutex // guards the rest

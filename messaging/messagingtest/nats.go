@@ -32,6 +32,28 @@ func Server(t testing.TB) *server.Server {
 	return s
 }
 
+// Listening starts a NATS server on a free loopback port, for programs that
+// connect by an address; user and password may be empty.
+func Listening(t testing.TB, user, password string) *server.Server {
+	t.Helper()
+	s, err := server.NewServer(&server.Options{
+		ServerName: "test", Host: "127.0.0.1", Port: server.RANDOM_PORT, NoSigs: true, NoLog: true,
+		Username: user, Password: password,
+	})
+	if err != nil {
+		t.Fatalf("make the NATS server: %v", err)
+	}
+	s.Start()
+	t.Cleanup(func() {
+		s.Shutdown()
+		s.WaitForShutdown()
+	})
+	if !s.ReadyForConnections(10 * time.Second) {
+		t.Fatal("the NATS server is not ready after 10 s")
+	}
+	return s
+}
+
 // Conn connects to s inside the process; it is closed with the test.
 func Conn(t testing.TB, s *server.Server, opts ...nats.Option) *nats.Conn {
 	t.Helper()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"strings"
 	"sync"
 	"time"
 
@@ -118,7 +119,7 @@ func (f *Fake) start(b *box, body *messaging.ExecRequest) (*Proc, bool, error) {
 	if p, ok := b.procs[body.Command.ID]; ok {
 		return p, false, nil
 	}
-	program, ok := f.Programs[body.Command.Shell]
+	program, ok := f.Programs[body.Command.Shell+strings.Join(body.Command.Argv, " ")]
 	if !ok {
 		return nil, false, sandbox.Errorf(sandbox.StartFailed, "there is no such program")
 	}
