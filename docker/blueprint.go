@@ -20,6 +20,9 @@ const (
 	runscPids, runscPidsEach = 200, 10
 )
 
+// mostLimits are far above what a deployment allows; the fleet judges that.
+var mostLimits = sandbox.Limits{CPU: 4096, MemoryMB: 1 << 24, DiskMB: 1 << 30, Pids: 1 << 20}
+
 // blueprint is a sandbox to make, in the engine's terms.
 type blueprint struct {
 	id        identity
@@ -33,6 +36,9 @@ type blueprint struct {
 // draw turns spec into a blueprint; it refuses what this deployment has not.
 func (p *Provider) draw(spec *sandbox.Spec) (*blueprint, error) {
 	if err := spec.Validate(); err != nil {
+		return nil, err
+	}
+	if err := spec.Limits.Validate(mostLimits); err != nil { // for the engine zero is "unlimited"
 		return nil, err
 	}
 	ref := spec.Image

@@ -87,6 +87,8 @@ func TestCreateRefusesBeforeItTouchesTheEngine(t *testing.T) {
 		"no generation":      {func(s *sandbox.Spec) { s.Generation = "" }, sandbox.Invalid, "generation"},
 		"a bad image":        {func(s *sandbox.Spec) { s.Image = "A:b:c" }, sandbox.Invalid, "image"},
 		"an image by its id": {func(s *sandbox.Spec) { s.Image = strings.Repeat("ab", 32) }, sandbox.Invalid, "image"},
+		"no memory limit":    {func(s *sandbox.Spec) { s.Limits.MemoryMB = 0 }, sandbox.Invalid, "limits.memoryMb"},
+		"no limit of pids":   {func(s *sandbox.Spec) { s.Limits.Pids = 0 }, sandbox.Invalid, "limits.pids"},
 		"no egress mode":     {func(s *sandbox.Spec) { s.Egress.Mode = "" }, sandbox.Invalid, "egress.mode"},
 		"open egress":        {func(s *sandbox.Spec) { s.Egress.Mode = sandbox.EgressOpen }, sandbox.Denied, ""},
 	} {

@@ -89,8 +89,8 @@ func (s *stream) checkStart() error {
 		return nil
 	}
 	text, _ := io.ReadAll(io.LimitReader(s.in, int64(min(s.left, maxWords))))
-	return engineFault("the attach program cannot be started in the sandbox; was its image built FROM shoal-sandbox?").
-		Because("attach").Wrap(errors.New(strings.ToValidUTF8(string(text), "?")))
+	return engineFault("the attach program could not be started in the sandbox; where its processes are used up try again, " +
+		"otherwise look whether its image was built FROM shoal-sandbox").Because("attach").Wrap(errors.New(strings.ToValidUTF8(string(text), "?")))
 }
 
 // listen keeps the beginning of what comes on stderr and drops the rest.

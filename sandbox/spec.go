@@ -49,7 +49,8 @@ type Limits struct {
 	MemoryMB int `json:"memoryMb,omitempty"`
 	// DiskMB in MiB (2048, 8192); enforced only where [Capabilities] says so.
 	DiskMB int `json:"diskMb,omitempty"`
-	// Pids is the number of processes and threads (512, 4096), 16 at least.
+	// Pids is the number of processes and threads (512, 4096), 128 at least: the
+	// agent and its parked threads take about 60 of them.
 	Pids int `json:"pids,omitempty"`
 }
 
@@ -58,7 +59,7 @@ const (
 	MinCPU      = 0.1
 	MinMemoryMB = 128
 	MinDiskMB   = 16
-	MinPids     = 16
+	MinPids     = 128
 )
 
 // DefaultLimits returns what a sandbox gets when neither the request nor the
@@ -180,6 +181,11 @@ func (s *Spec) Validate() error {
 	}
 	if err := ValidateID("generation", s.Generation); err != nil {
 		return err
+	}
+	if s.Bucket != "" {
+		if err := ValidateID("bucket", s.Bucket); err != nil {
+			return err
+		}
 	}
 	return s.ValidateRequest()
 }

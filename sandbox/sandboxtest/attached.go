@@ -46,20 +46,24 @@ func (x *suite) close(t *testing.T) {
 	}
 }
 
-// connect opens a session that has not claimed; it is closed with the test.
+// connect opens a session that has not claimed.
 func (b *attached) connect(t *testing.T) *agent.Session {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	stream, err := b.x.Provider.Attach(ctx, b.h, true)
+	s, err := b.dial(ctx)
 	if err != nil {
 		t.Fatalf("attach: %v", explain(err))
 	}
-	s, err := agent.Connect(ctx, stream, agent.ClientConfig{HelloTimeout: limit})
-	if err != nil {
-		t.Fatalf("connect: %v", explain(err))
-	}
 	return s
+}
+
+func (b *attached) dial(ctx context.Context) (*agent.Session, error) {
+	stream, err := b.x.Provider.Attach(ctx, b.h, true)
+	if err != nil {
+		return nil, err
+	}
+	return agent.Connect(ctx, stream, agent.ClientConfig{HelloTimeout: limit})
 }
 
 // attach makes a new session the owner's.
@@ -200,12 +204,14 @@ func show(e sandbox.End) string {
 	return fmt.Sprintf("%s by %q signal %d survivors %v", e.Reason, e.By, e.Signal, e.Survivors)
 }
 
-// explain shows an error with its cause, which its text leaves out.
+// explain shows an error with its causes, which its text leaves out.
 func explain(err error) string {
-	if e, ok := errors.AsType[*sandbox.Error](err); ok && e.Unwrap() != nil {
-		return fmt.Sprintf("%v [%v]", err, e.Unwrap())
+	text := fmt.Sprint(err)
+	for e, ok := errors.AsType[*sandbox.Error](err); ok && e.Unwrap() != nil; e, ok = errors.AsType[*sandbox.Error](err) {
+		err = e.Unwrap()
+		text += fmt.Sprintf(" [%v]", err)
 	}
-	return fmt.Sprint(err)
+	return text
 }
 
 // wantError fails unless err carries code.
