@@ -172,6 +172,8 @@ func TestRequestRoundTrip(t *testing.T) {
 	}
 }
 
+func fieldNames(r request) map[string][]int { return fieldsOf(reflect.TypeOf(r).Elem()) }
+
 func BenchmarkEncodeChunk(b *testing.B) {
 	f := Frame{Kind: FrameData, Command: "01234567890123456789012345", Epoch: 3, Offset: 1 << 30, Stream: sandbox.Stdout, Data: make([]byte, MaxChunk)}
 	var buf bytes.Buffer
