@@ -79,7 +79,7 @@ func startsThatHang(t *testing.T) {
 	for program, step := range map[string]launch.Step{"/usr/bin/yes": launch.StepStopped, "/usr/bin/true": launch.StepKilled} {
 		l := starter(t, func(c *launch.Config) { c.Program, c.Timeout = program, 200*time.Millisecond })
 		began := time.Now()
-		_, err := l.Start(t.Context(), shell("true"))
+		_, err := l.Start(t.Context(), launch.Command{Argv: []string{"x"}, Env: env, Dir: "/", Mark: mark}) // no option of theirs
 		if e, ok := errors.AsType[*launch.StartError](err); !ok || e.Step != step {
 			t.Errorf("%s: got %v", program, err)
 		}
