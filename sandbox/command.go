@@ -73,7 +73,7 @@ type Command struct {
 	// both streams (End.Truncated); 0 = no cap.
 	MaxOutput int64     `json:"maxOutput,omitempty"`
 	Stdin     StdinMode `json:"stdin,omitempty"`
-	// Input is standard input given whole; it needs Stdin to be unset.
+	// Input is standard input given whole; it excludes StdinStream.
 	Input []byte `json:"input,omitempty"`
 	// TTY, when set, gives the command a terminal; stdout and stderr are one.
 	TTY *TTY `json:"tty,omitempty"`
@@ -192,8 +192,8 @@ func (c *Command) validateInput() error {
 	default:
 		return InvalidField("stdin", "%s; use none or stream", quote(string(c.Stdin)))
 	}
-	if len(c.Input) > 0 && c.Stdin != "" {
-		return InvalidField("input", "input given whole excludes stdin; leave stdin out")
+	if len(c.Input) > 0 && c.Stdin == StdinStream {
+		return InvalidField("input", "input given whole excludes stdin: stream; leave stdin out")
 	}
 	if len(c.Input) > 0 && c.TTY != nil {
 		return InvalidField("input", "a terminal takes a stream; set stdin to stream")

@@ -38,7 +38,10 @@ type Milliseconds int64
 // Millis rounds d to whole milliseconds, up, so that a positive duration never
 // becomes zero.
 func Millis(d time.Duration) Milliseconds {
-	return Milliseconds((d + time.Millisecond - 1) / time.Millisecond)
+	if d <= 0 {
+		return Milliseconds(d / time.Millisecond)
+	}
+	return Milliseconds((d-1)/time.Millisecond + 1) // without overflow at the largest duration
 }
 
 // Duration returns m as a time.Duration.

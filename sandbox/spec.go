@@ -153,10 +153,12 @@ func (e Egress) Validate() error {
 	return nil
 }
 
-// Wider reports whether mode e lets out more than ceiling allows.
+// Wider reports whether mode m lets out more than ceiling allows. An unknown
+// mode always does, and an unknown ceiling allows nothing.
 func (m EgressMode) Wider(ceiling EgressMode) bool {
 	order := []EgressMode{EgressNone, EgressAllowlist, EgressOpen}
-	return slices.Index(order, m) > slices.Index(order, ceiling)
+	i := slices.Index(order, m)
+	return i < 0 || i > slices.Index(order, ceiling)
 }
 
 const (
