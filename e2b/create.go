@@ -23,6 +23,9 @@ const (
 // Create implements [sandbox.Provider]. The limits are the template's: what was
 // asked for and differs is a note of the handle.
 func (p *Provider) Create(ctx context.Context, spec sandbox.Spec, progress sandbox.Progress) (sandbox.Handle, error) {
+	if err := spec.Validate(); err != nil {
+		return sandbox.Handle{}, err
+	}
 	if spec.Image != "" && spec.Image != p.cfg.Template {
 		return sandbox.Handle{}, sandbox.Errorf(sandbox.Unsupported,
 			"create %s: an E2B sandbox is made from the template %q and from no other image", objectName(spec), p.cfg.Template)

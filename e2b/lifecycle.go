@@ -12,7 +12,8 @@ import (
 )
 
 // Inspect implements [sandbox.Provider]. E2B does not say whether a paused
-// sandbox has its memory, so that all of them read as Paused.
+// sandbox has its memory: Stopped is what this worker itself suspended that
+// way, and Paused everything else.
 func (p *Provider) Inspect(ctx context.Context, h sandbox.Handle) (sandbox.Object, error) {
 	op := "inspect sandbox " + string(h.Name)
 	id, err := p.idOf(ctx, h)
@@ -56,6 +57,9 @@ func (p *Provider) object(d detail) (sandbox.Object, error) {
 		o.State = sandbox.Running
 	case statePaused:
 		o.State = sandbox.Paused
+		if p.isStopped(d) {
+			o.State = sandbox.Stopped
+		}
 	default:
 		return o, engineError("E2B knows a state of its own: %q", clean(d.State))
 	}
@@ -128,23 +132,57 @@ func (p *Provider) Suspend(ctx context.Context, h sandbox.Handle, mode sandbox.S
 	if err != nil {
 		return err
 	}
-	memory := mode == sandbox.SuspendMemory
-	if !memory {
-		p.sync(ctx, id)
-	}
-	err = p.pause(ctx, id, memory)
-	if alreadyPaused(err) && !memory {
-		// Nobody knows what it was paused with, and E2B drops the memory of
-		// running sandboxes only.
-		if _, err := p.wake(ctx, id, h.Name); err != nil {
-			return err
-		}
-		err = p.pause(ctx, id, false)
+	if mode == sandbox.SuspendMemory {
+		err = p.pause(ctx, id, true)
+	} else {
+		err = p.stop(ctx, id, h.Name)
 	}
 	if err == nil || alreadyPaused(err) {
 		return nil
 	}
 	return p.settle(ctx, op, id, err)
+}
+
+// stop pauses without memory. E2B drops the memory of running sandboxes only,
+// so that one which was paused otherwise is resumed for it.
+func (p *Provider) stop(ctx context.Context, id string, name sandbox.Name) error {
+	p.sync(ctx, id)
+	err := p.pause(ctx, id, false)
+	if alreadyPaused(err) {
+		d, getErr := p.api.get(ctx, id)
+		if getErr != nil || p.isStopped(d) {
+			return getErr
+		}
+		if _, err := p.wake(ctx, id, name); err != nil {
+			return err
+		}
+		err = p.pause(ctx, id, false)
+	}
+	if err != nil {
+		return err
+	}
+	if d, err := p.api.get(ctx, id); err == nil && d.State == statePaused {
+		p.noteStopped(id, d.EndAt)
+	}
+	return nil
+}
+
+func (p *Provider) noteStopped(id string, at time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.stopped) >= maxReach {
+		clear(p.stopped) // they read as Paused then, which holds, too
+	}
+	p.stopped[id] = at
+}
+
+// isStopped reports whether d is still in the pause that this worker made
+// without memory.
+func (p *Provider) isStopped(d detail) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	at, known := p.stopped[d.SandboxID]
+	return known && d.State == statePaused && at.Equal(d.EndAt)
 }
 
 // syncWait bounds the wait for a sandbox to write out what it has cached.

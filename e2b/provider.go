@@ -58,6 +58,9 @@ type Provider struct {
 
 	mu      sync.Mutex
 	reach   map[string]reach // by sandbox id
+	// stopped are the sandboxes that this worker paused without their memory,
+	// with the time that E2B noted: another pause has another time.
+	stopped map[string]time.Time
 	checked bool             // the template has an agent
 }
 
@@ -84,7 +87,7 @@ func New(cfg Config) (*Provider, error) {
 		inside: newHTTP(newTransport()),
 		log:    cfg.Log,
 		attach: process{Cmd: "/bin/sh", Args: []string{"-c", startAgent + "; exec " + attachProgram + " " + agentSocket}, Cwd: "/"},
-		reach:  map[string]reach{},
+		reach:  map[string]reach{}, stopped: map[string]time.Time{},
 	}, nil
 }
 
@@ -188,6 +191,7 @@ func (p *Provider) forget(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	delete(p.reach, id)
+	delete(p.stopped, id)
 }
 
 func (p *Provider) envdOf(id string, r reach) *envd {

@@ -32,12 +32,14 @@ type TemplatePlan struct {
 	Steps []string
 }
 
-// The start command repeats what the image already promises: a template build
-// adds packages and users of its own. The agent starts last.
+// The start command repeats what the image already promises, as a template build
+// adds packages and users of its own: envd looks up the programs that it wraps
+// every command in, as root, by a PATH that begins in /usr/local. The agent
+// starts last.
 var templateStart = strings.Join([]string{
 	"find / -xdev ! -type l -perm /6000 -exec chmod a-s {} +",
-	"chown -R root:root /usr/local /opt/shoal",
-	"chmod -R go-w /usr/local /opt/shoal",
+	"find /usr/local /opt/shoal ! -user root -exec chown -h root:root {} +",
+	"find /usr/local /opt/shoal ! -type l -perm /022 -exec chmod go-w {} +",
 	startAgent,
 }, "; ")
 

@@ -89,7 +89,7 @@ const wrapper = `echo 100 > /proc/$$/oom_score_adj 2>/dev/null; exec nice -n 0 "
 
 // launch starts a process. With stdin it gets a pipe, else /dev/null.
 func launch(c processConfig, env []string, dir string, cred *syscall.Credential, stdin bool) (*proc, error) {
-	cmd := exec.Command("/bin/sh", append([]string{"-c", wrapper, "--", c.Cmd}, c.Args...)...) //nolint:noctx // processes outlive the requests that start them
+	cmd := exec.Command("/bin/sh", append([]string{"-c", wrapper, "--", c.Cmd}, c.Args...)...) // they outlive the requests that start them
 	cmd.Env, cmd.Dir = env, dir
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: cred}
 	p := &proc{

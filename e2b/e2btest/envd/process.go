@@ -356,9 +356,7 @@ func (p *proc) flush(events chan any, out *sender) *rpcError {
 	for {
 		select {
 		case ev := <-events:
-			if out.message(message{ev}) != nil {
-				return nil
-			}
+			_ = out.message(message{ev}) // who does not listen any more misses it
 		default:
 			_ = out.message(message{endEvent{p.end}})
 			return nil

@@ -100,7 +100,7 @@ func firstBoot(dir string, t template) error {
 
 // shell runs a command as root.
 func shell(command string) error {
-	out, err := exec.Command("/bin/sh", "-c", command).CombinedOutput() //nolint:noctx // the template's own command
+	out, err := exec.Command("/bin/sh", "-c", command).CombinedOutput() // the template's own command
 	if err != nil {
 		return fmt.Errorf("%w: %s", err, out)
 	}
