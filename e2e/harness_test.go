@@ -41,7 +41,7 @@ func run(m *testing.M) int {
 	defer os.RemoveAll(dir)
 	binaries = dir
 	for name, pkg := range map[string]string{
-		"worker": "shoal/cmd/worker", "nats-server": "github.com/nats-io/nats-server/v2",
+		"worker": "shoal/cmd/worker", "shoal": "shoal/cmd/shoal", "nats-server": "github.com/nats-io/nats-server/v2",
 	} {
 		out, err := exec.Command("go", "build", "-o", filepath.Join(dir, name), pkg).CombinedOutput()
 		if err != nil {
