@@ -2,6 +2,7 @@ package sandboxtest
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"os"
@@ -11,7 +12,9 @@ import (
 	"time"
 
 	"shoal/agent"
+	"shoal/agent/files"
 	"shoal/agent/host"
+	"shoal/agent/threads"
 	"shoal/sandbox"
 )
 
@@ -161,11 +164,15 @@ type machine struct {
 // boot starts a machine whose home is a folder in dir; beside it is what only
 // the agent reads.
 func boot(dir string) (*machine, error) {
-	home := filepath.Join(dir, "workspace")
-	if err := os.MkdirAll(home, 0o700); err != nil {
+	home, skills := filepath.Join(dir, "workspace"), filepath.Join(dir, "skills")
+	if err := errors.Join(os.MkdirAll(home, 0o755), os.MkdirAll(skills, 0o755)); err != nil {
 		return nil, err
 	}
-	h, err := host.NewUnhardened(home, files(home))
+	tree, err := files.New(files.Config{Threads: threads.Self{}, Workspace: home, Skills: skills, SkillsWrite: skills})
+	if err != nil {
+		return nil, err
+	}
+	h, err := host.NewUnhardened(home, tree)
 	if err != nil {
 		return nil, err
 	}

@@ -53,7 +53,7 @@ func (c Case) Name() string {
 // Cases returns the whole suite.
 func Cases() []Case {
 	var all []Case
-	for _, group := range [][]Case{lifeCases, fenceCases, execCases, outputCases, killCases, insideCases} {
+	for _, group := range [][]Case{lifeCases, fenceCases, execCases, outputCases, killCases, fileCases, insideCases} {
 		all = append(all, group...)
 	}
 	return all
