@@ -13,6 +13,7 @@ import (
 // The refusals that come from us and not from the kernel.
 var (
 	errNotRegular = sandbox.Errorf(sandbox.Invalid, "not a regular file").Because("not_regular").From(sandbox.FromSandbox)
+	errNoFile     = sandbox.Errorf(sandbox.NotFound, "it is a directory, not a file").Because("directory").From(sandbox.FromSandbox)
 	errIsDir      = sandbox.Errorf(sandbox.Invalid, "it is a directory").Because("directory").From(sandbox.FromSandbox)
 	errExists     = sandbox.Errorf(sandbox.Exists, "the path exists").From(sandbox.FromSandbox)
 	errHash       = sandbox.Errorf(sandbox.Conflict, "the file does not have the expected content").Because("hash").From(sandbox.FromSandbox)

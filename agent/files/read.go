@@ -55,6 +55,9 @@ func (f *Files) Read(ctx context.Context, path string, o sandbox.ReadOptions, w 
 	var st *unix.Stat_t
 	err := f.asUser(ctx, "read", func() (err error) {
 		file, st, err = openRegular(f.real(path))
+		if errors.Is(err, errIsDir) {
+			err = errNoFile // there is no file of that name to read
+		}
 		return err
 	})
 	if err != nil {
