@@ -91,9 +91,6 @@ func (b *box) attach(ctx context.Context, wake bool) (*agent.Session, error) {
 	if old != nil {
 		_ = old.Close()
 	}
-	if rec := b.record(); rec.State != kv.Creating { // a setup command has a list of its own
-		b.restoreEgress(rec)
-	}
 	b.log.InfoContext(ctx, "attached", "epoch", b.record().Epoch, "boot", s.Hello().Boot)
 	return s, nil
 }
@@ -126,6 +123,9 @@ func (b *box) claim(ctx context.Context, s *agent.Session) error {
 	})
 	if err != nil {
 		return err
+	}
+	if before.State != kv.Creating { // a setup command has a list of its own
+		b.restoreEgress() // before the claim: connections that wait for a worker come at once
 	}
 	claim := agent.Claim{
 		Boot: hello.Boot, Epoch: epoch, Locks: locks,
@@ -174,11 +174,7 @@ func (b *box) vanished(ctx context.Context, cause error) error {
 
 // serveEgress carries one connection from the sandbox to the proxy.
 func (b *box) serveEgress(conn net.Conn) {
-	if b.w.cfg.Proxy == nil {
-		_ = conn.Close()
-		return
-	}
-	b.w.cfg.Proxy.ServeConn(b.w.ctx, conn, b.egress)
+	b.w.proxy.ServeConn(b.w.ctx, conn, b.egress)
 }
 
 // tunnelOn reports whether the agent may send connections out.

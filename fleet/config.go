@@ -26,10 +26,10 @@ type Config struct {
 	Authenticated bool
 	Store         *kv.Store
 	Provider      sandbox.Provider
-	// Proxy judges and dials the egress of all sandboxes; nil when the
-	// provider's engine does it.
-	Proxy *egress.Proxy
-	// Egress options of every policy.
+	// Proxy is how the proxy judges and dials the egress of all sandboxes,
+	// where it goes through the agents' streams. Its Decisions is the worker's.
+	Proxy egress.Config
+	// Policy is what holds for every list.
 	Policy egress.PolicyOptions
 	// Log defaults to none.
 	Log *slog.Logger
@@ -111,8 +111,8 @@ func (c Config) validate() error {
 		return sandbox.InvalidField("store", "a worker needs the fleet's records")
 	case c.Provider == nil:
 		return sandbox.InvalidField("provider", "a worker needs a provider")
-	case c.Provider.Capabilities().EgressTunnel && c.Proxy == nil:
-		return sandbox.InvalidField("proxy", "this provider's egress goes through the worker; it needs a proxy")
+	case c.Proxy.Decisions != nil:
+		return sandbox.InvalidField("proxy.decisions", "the worker takes them itself")
 	}
 	if err := c.Limits.Validate(c.MaxLimits); err != nil {
 		return err

@@ -99,7 +99,7 @@ func (w *Worker) adoptAsked(ctx context.Context, r *messaging.Request) (any, err
 	if rec.Owner != string(w.id) {
 		return nil, errMoved(rec.Owner)
 	}
-	b.restoreEgress(rec)
+	b.restoreEgress()
 	b.event(messaging.EventTakenOver, map[string]string{"from": string(r.From)})
 	if rec.State == kv.Running {
 		w.bg.Go(func() {

@@ -14,7 +14,6 @@ import (
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
-	"shoal/egress"
 	"shoal/fleet"
 	"shoal/kv"
 	"shoal/messaging"
@@ -75,18 +74,14 @@ func (r *rig) store(nc *nats.Conn) *kv.Store {
 func (r *rig) worker() (w *fleet.Worker, stop func()) {
 	r.t.Helper()
 	nc := messagingtest.Conn(r.t, r.srv)
-	proxy, err := egress.NewProxy(egress.Config{})
-	if err != nil {
-		r.t.Fatal(err)
-	}
 	cfg := fleet.Config{
-		Conn: nc, Store: r.store(nc), Provider: r.engine, Proxy: proxy, Image: sandboxtest.DefaultImage,
+		Conn: nc, Store: r.store(nc), Provider: r.engine, Image: sandboxtest.DefaultImage,
 		SweepEvery: 500 * time.Millisecond, SweepGrace: 2 * time.Second, DrainFor: 10 * time.Second,
 	}
 	if r.tune != nil {
 		r.tune(&cfg)
 	}
-	w, err = fleet.New(cfg)
+	w, err := fleet.New(cfg)
 	if err != nil {
 		r.t.Fatal(err)
 	}

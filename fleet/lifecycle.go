@@ -56,6 +56,11 @@ func (b *box) wakeLocked(ctx context.Context) error {
 			return err
 		}
 	}
+	if b.w.setter() != nil { // the engine may have been asleep when the list changed
+		if err := b.applyEgress(ctx, s, b.record().Egress); err != nil {
+			return err
+		}
+	}
 	b.event(messaging.EventResumed, nil)
 	return nil
 }
@@ -126,13 +131,14 @@ func (b *box) quiesce(ctx context.Context, rec kv.Record, mode sandbox.SuspendMo
 	}
 	b.egress.SetPolicy(nil)
 	if mode == sandbox.SuspendMemory {
-		return s.Hold(ctx)
+		err = s.Hold(ctx)
+	} else if err = s.Suspend(ctx); err == nil {
+		b.settlePumps(ctx)
 	}
-	if err := s.Suspend(ctx); err != nil {
-		return err
+	if err != nil {
+		b.restoreEgress() // it runs on
 	}
-	b.settlePumps(ctx)
-	return nil
+	return err
 }
 
 // settlePumps gives the readers time to take the ends of the commands that a
@@ -154,6 +160,7 @@ func (b *box) stop(ctx context.Context, mode sandbox.SuspendMode) error {
 		return nil
 	})
 	if err != nil {
+		b.restoreEgress() // it runs on
 		return err
 	}
 	b.detach()

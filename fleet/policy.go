@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"strconv"
 
 	"shoal/agent"
@@ -13,7 +14,7 @@ import (
 
 // applyEgress makes e the policy of the running sandbox.
 func (b *box) applyEgress(ctx context.Context, s *agent.Session, e sandbox.Egress) error {
-	if set, ok := b.w.provider.(sandbox.EgressSetter); ok && !b.w.caps.EgressTunnel {
+	if set := b.w.setter(); set != nil {
 		if err := b.own(ctx); err != nil {
 			return err
 		}
@@ -25,6 +26,15 @@ func (b *box) applyEgress(ctx context.Context, s *agent.Session, e sandbox.Egres
 	}
 	b.egress.SetPolicy(policy)
 	return s.Tunnel(ctx, policy != nil)
+}
+
+// setter returns the provider whose engine filters egress itself, nil where it
+// goes through the proxy.
+func (w *Worker) setter() sandbox.EgressSetter {
+	if set, ok := w.provider.(sandbox.EgressSetter); ok && !w.caps.EgressTunnel {
+		return set
+	}
+	return nil
 }
 
 // policy compiles e; nil lets nothing out.
@@ -39,8 +49,13 @@ func (w *Worker) policy(e sandbox.Egress) (*egress.Policy, error) {
 	return p, nil
 }
 
-// restoreEgress sets the policy of a record that this worker has adopted.
-func (b *box) restoreEgress(rec kv.Record) {
+// restoreEgress sets the policy of the record, after an adoption, a resume, or
+// a suspension that failed half-way.
+func (b *box) restoreEgress() {
+	rec := b.record()
+	if rec.Owner != string(b.w.id) {
+		return
+	}
 	policy, err := b.w.policy(rec.Egress)
 	if err != nil {
 		b.log.Error("the record's egress list is not valid any more; nothing is let out", "error", err)
@@ -75,8 +90,7 @@ func (w *Worker) egressSet(ctx context.Context, r *messaging.Request) (any, erro
 	}
 	b.event(messaging.EventEgress, map[string]string{"mode": string(want.Mode), "hosts": strconv.Itoa(len(want.Hosts))})
 	if b.record().State != kv.Running {
-		b.restoreEgress(b.record()) // in force when it runs again
-		return want, nil
+		return want, nil // in force when it runs again
 	}
 	s, err := b.attached(ctx, false)
 	if err != nil {
@@ -85,6 +99,8 @@ func (w *Worker) egressSet(ctx context.Context, r *messaging.Request) (any, erro
 	return want, b.applyEgress(ctx, s, want)
 }
 
+// egressGet answers with the policy, and with the counters where this worker
+// or another is the living owner.
 func (w *Worker) egressGet(ctx context.Context, r *messaging.Request) (any, error) {
 	e, err := w.store.Handles.Get(ctx, kv.HandleKey(r.Tenant, r.Target().Sandbox))
 	if err != nil {
@@ -93,5 +109,16 @@ func (w *Worker) egressGet(ctx context.Context, r *messaging.Request) (any, erro
 	if err := w.visible(r, e); err != nil {
 		return nil, err
 	}
-	return e.Value.Egress, nil
+	answer := messaging.EgressAnswer{Egress: e.Value.Egress}
+	switch owner := messaging.WorkerID(e.Value.Owner); {
+	case owner == w.id:
+		if b := w.find(e.Key); b != nil {
+			answer.Counts = egressCounts(b.egress.Stats())
+		}
+	case r.From == "" && w.peers.alive(owner):
+		if err := w.forward(ctx, r, owner); !errors.Is(err, messaging.ErrNoOwner) {
+			return nil, err
+		}
+	}
+	return answer, nil
 }

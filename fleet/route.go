@@ -157,7 +157,7 @@ func (b *box) adopt(ctx context.Context, e *kv.Entry[kv.Record]) error {
 		}
 		return err
 	}
-	b.restoreEgress(next.Value)
+	b.restoreEgress()
 	b.log.InfoContext(ctx, "adopted", "former", former, "state", next.Value.State)
 	if former != "" {
 		b.event(messaging.EventTakenOver, map[string]string{"from": former})

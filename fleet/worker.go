@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"shoal/egress"
 	"shoal/kv"
 	"shoal/messaging"
 	"shoal/sandbox"
@@ -21,6 +22,9 @@ type Worker struct {
 	provider sandbox.Provider
 	caps     sandbox.Capabilities
 	server   *messaging.Server
+	proxy    *egress.Proxy
+	// decisions of the proxy on their way to the events.
+	decisions *decisions
 
 	// Set once by Run before anything is served.
 	ctx    context.Context //nolint:containedctx // the life of the worker's own goroutines, ended by Run
@@ -49,15 +53,20 @@ func New(cfg Config) (*Worker, error) {
 	w := &Worker{
 		cfg: cfg, id: cfg.ID, store: cfg.Store, provider: cfg.Provider, caps: cfg.Provider.Capabilities(),
 		log: cfg.Log.With("worker", cfg.ID), boxes: map[string]*box{}, locks: newLockWatch(), ready: make(chan struct{}),
+		decisions: newDecisions(),
 	}
-	server, err := messaging.NewServer(messaging.Config{
+	var err error
+	cfg.Proxy.Decisions = w.decisions.take
+	if w.proxy, err = egress.NewProxy(cfg.Proxy); err != nil {
+		return nil, err
+	}
+	w.server, err = messaging.NewServer(messaging.Config{
 		Conn: cfg.Conn, Worker: cfg.ID, Version: version(cfg.Version), Handler: w.handle,
 		CheckReply: cfg.Authenticated, Log: w.log,
 	})
 	if err != nil {
 		return nil, err
 	}
-	w.server = server
 	return w, nil
 }
 
@@ -93,6 +102,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	w.bg.Go(w.keepBoxes)
 	w.bg.Go(w.probePeers)
 	w.bg.Go(w.keepEngine)
+	w.bg.Go(w.tellDecisions)
 	close(w.ready)
 	w.log.InfoContext(ctx, "serving", "provider", w.provider.Kind(), "engine", w.engine)
 	<-ctx.Done()

@@ -117,9 +117,9 @@ func (c *Client) SetEgress(ctx context.Context, t Target, e sandbox.Egress) (san
 	return call[sandbox.Egress](ctx, c, OpEgressSet, &EgressSetRequest{Target: t, Egress: e})
 }
 
-// Egress returns the egress policy in force.
-func (c *Client) Egress(ctx context.Context, t Target) (sandbox.Egress, error) {
-	return call[sandbox.Egress](ctx, c, OpEgressGet, &EgressGetRequest{t})
+// Egress returns the egress policy in force and what came of it.
+func (c *Client) Egress(ctx context.Context, t Target) (EgressAnswer, error) {
+	return call[EgressAnswer](ctx, c, OpEgressGet, &EgressGetRequest{t})
 }
 
 // Workers lists the living workers.

@@ -222,5 +222,25 @@ func (r *EgressSetRequest) Validate() error {
 	return r.Egress.Validate()
 }
 
-// EgressGetRequest asks for the egress policy in force.
+// EgressGetRequest asks for the egress policy in force; the answer is an
+// [EgressAnswer].
 type EgressGetRequest struct{ Target }
+
+// EgressAnswer is the policy in force and what came of it.
+type EgressAnswer struct {
+	sandbox.Egress
+	// Counts of the owner since it took the sandbox over; nil when no living
+	// worker owns it, or its egress goes past the workers.
+	Counts *EgressCounts `json:"counts,omitempty"`
+}
+
+// EgressCounts is what a sandbox's requests to the outside came to.
+type EgressCounts struct {
+	Allowed   uint64 `json:"allowed"`   // connected
+	Denied    uint64 `json:"denied"`    // refused by a rule
+	Failed    uint64 `json:"failed"`    // listed, but not reachable
+	Closed    uint64 `json:"closed"`    // ended because the list changed
+	BytesUp   uint64 `json:"bytesUp"`   // from the sandbox
+	BytesDown uint64 `json:"bytesDown"` // to the sandbox
+	Tunnels   int    `json:"tunnels"`   // open now
+}

@@ -25,7 +25,17 @@ func (c *egressGetCmd) Run(a *app) error {
 		return err
 	}
 	e, err := client.Egress(a.ctx, c.target())
-	return a.saidEgress(e, err)
+	if err != nil {
+		return err
+	}
+	if a.cli.JSON {
+		return a.printJSON(e)
+	}
+	if n := e.Counts; n != nil {
+		fmt.Fprintf(a.stderr, "%d allowed, %d denied, %d failed, %d closed; %s up, %s down\n",
+			n.Allowed, n.Denied, n.Failed, n.Closed, size(int64(n.BytesUp)), size(int64(n.BytesDown))) //nolint:gosec // far below 2^63
+	}
+	return a.saidEgress(e.Egress, nil)
 }
 
 func (a *app) saidEgress(e sandbox.Egress, err error) error {
@@ -66,10 +76,11 @@ func (c *egressAllowCmd) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	e, err := client.Egress(a.ctx, c.target())
+	now, err := client.Egress(a.ctx, c.target())
 	if err != nil {
 		return err
 	}
+	e := now.Egress
 	if e.Mode == sandbox.EgressOpen {
 		return sandbox.Errorf(sandbox.Conflict, "%s may reach everything; `shoal egress set %s allowlist …` narrows it", c.Sandbox, c.Sandbox)
 	}

@@ -47,9 +47,7 @@ func run(ctx context.Context, s *settings, log *slog.Logger) error {
 	cfg.ID = id
 	cfg.Conn, cfg.Store, cfg.Provider, cfg.Log = bus.data, store, provider, log
 	cfg.Authenticated = bus.external && !s.AnyReply && bus.data.AuthRequired()
-	if cfg.Proxy, err = egress.NewProxy(egress.Config{Log: log, DeniedPrefixes: s.EgressDeny}); err != nil {
-		return err
-	}
+	cfg.Proxy = egress.Config{Log: log, DeniedPrefixes: s.EgressDeny}
 	worker, err := fleet.New(cfg)
 	if err != nil {
 		return err
