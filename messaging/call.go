@@ -223,7 +223,7 @@ func (p *pendingCall) again(ctx context.Context, e *sandbox.Error) bool {
 		return false
 	}
 	p.worker, p.accepted = "", ""
-	return pause(ctx, wait+rand.N(wait)) == nil
+	return pause(ctx, wait+rand.N(wait)) == nil //nolint:gosec // to spread the repeats, not to keep a secret
 }
 
 // judge keeps a repeated request from reporting its own first copy's doing as

@@ -3,6 +3,7 @@ package messaging
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -108,11 +109,10 @@ func (h *HeldLock) renewOnce(until time.Time) error {
 // lockGone reports whether the answer says that the lock is somebody else's or
 // nobody's.
 func lockGone(err error) bool {
-	switch sandbox.CodeOf(err) {
-	case sandbox.Fenced, sandbox.Locked, sandbox.NotFound, sandbox.Gone, sandbox.Stale, sandbox.Conflict, sandbox.Invalid, sandbox.Denied:
-		return true
-	}
-	return false
+	return slices.Contains([]sandbox.Code{
+		sandbox.Fenced, sandbox.Locked, sandbox.NotFound, sandbox.Gone,
+		sandbox.Stale, sandbox.Conflict, sandbox.Invalid, sandbox.Denied,
+	}, sandbox.CodeOf(err))
 }
 
 // Locks lists the locks of a sandbox, or of the tenant when name is empty.

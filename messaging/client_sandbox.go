@@ -62,13 +62,14 @@ func (c *Client) WithSandbox(ctx context.Context, r CreateRequest, use func(cont
 	if err != nil {
 		return err
 	}
+	returned := false
 	defer func() {
-		if p := recover(); p != nil {
-			_ = c.destroyAfter(ctx, info.Target()) // the panic says more
-			panic(p)
+		if !returned {
+			_ = c.destroyAfter(ctx, info.Target()) // use panicked, which says more
 		}
 	}()
 	err = use(ctx, info.Target())
+	returned = true
 	return errors.Join(err, c.destroyAfter(ctx, info.Target()))
 }
 

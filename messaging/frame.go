@@ -41,8 +41,6 @@ func (k FrameKind) String() string {
 	return fmt.Sprintf("kind %d", uint8(k))
 }
 
-func (k FrameKind) terminal() bool { return k >= FrameEnd && k <= FrameMoved }
-
 // Frame is one message of a stream. On the wire it is the msgpack array
 // [kind, command, epoch, offset, stream, data]; the last element is the bytes
 // (data), the number of lost bytes (gap), an [Answer] (started, end, error) or
@@ -128,6 +126,7 @@ func decodeFrame(data []byte, asJSON bool) (Frame, error) {
 		f.Lost, err = dec.DecodeInt64()
 	case FrameStarted, FrameEnd, FrameFailed:
 		f.Answer = data[len(data)-r.Len():]
+	case FrameBeat, FrameMoved: // say it all by their kind
 	}
 	if err != nil || !f.valid() {
 		return Frame{}, badFrame(err)

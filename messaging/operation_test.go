@@ -3,6 +3,7 @@ package messaging_test
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -118,9 +119,7 @@ func ask(t *testing.T, nc *nats.Conn, subject string, body []byte, asJSON bool, 
 	} else {
 		m.Data = toMsgpack(t, body)
 	}
-	for k, v := range header {
-		m.Header[k] = v
-	}
+	maps.Copy(m.Header, header)
 	reply, err := nc.RequestMsg(m, 5*time.Second)
 	if err != nil {
 		t.Fatalf("%s: %v", subject, err)

@@ -42,11 +42,8 @@ func tell[T any](ctx context.Context, p *Process, verb Verb, body request) (T, e
 
 // elsewhere reports whether another worker serves the command by now.
 func elsewhere(e *sandbox.Error) bool {
-	switch e.Code {
-	case sandbox.Draining, sandbox.Fenced, sandbox.Unavailable:
-		return true
-	}
-	return e.Code == sandbox.Busy && e.RetryAfter > 0 || e.Code == sandbox.NotFound && e.Reason == "stream"
+	return e.Code == sandbox.Draining || e.Code == sandbox.Fenced || e.Code == sandbox.Unavailable ||
+		e.Code == sandbox.Busy && e.RetryAfter > 0 || e.Code == sandbox.NotFound && e.Reason == "stream"
 }
 
 var errNoWorker = errors.New("no worker serves the command now")

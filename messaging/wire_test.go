@@ -58,7 +58,7 @@ func TestGoldenFrames(t *testing.T) {
 	}
 	name := filepath.Join("testdata", "frames.golden")
 	if *update {
-		if err := os.WriteFile(name, []byte(got.String()), 0o644); err != nil { //nolint:gosec // test data
+		if err := os.WriteFile(name, []byte(got.String()), 0o644); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -161,7 +161,7 @@ func TestRequestRoundTrip(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			got, ok := reflect.New(reflect.TypeOf(want).Elem()).Interface().(request)
+			got, ok := reflect.TypeAssert[request](reflect.New(reflect.TypeOf(want).Elem()))
 			if !ok {
 				t.Fatal("not a request")
 			}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -52,8 +53,8 @@ func (c *workersCmd) Run(a *app) error {
 	rows := make([][]string, 0, len(workers))
 	for _, w := range workers {
 		rows = append(rows, []string{
-			string(w.ID), w.State, w.Provider, w.Version, fmt.Sprint(w.Sandboxes),
-			fmt.Sprintf("%g", w.Used.CPU), fmt.Sprintf("%d", w.Used.MemoryMB), ago(w.Started),
+			string(w.ID), w.State, w.Provider, w.Version, strconv.Itoa(w.Sandboxes),
+			fmt.Sprintf("%g", w.Used.CPU), strconv.Itoa(w.Used.MemoryMB), ago(w.Started),
 		})
 	}
 	return a.table(workers, "WORKER STATE PROVIDER VERSION SANDBOXES CPU MEMORY-MB STARTED", rows)
@@ -123,7 +124,7 @@ func (c *sweepCmd) Run(a *app) error {
 	}
 	rows := make([][]string, 0, len(actions))
 	for _, s := range actions {
-		rows = append(rows, []string{s.Action, string(s.Tenant), string(s.Sandbox), s.Generation, fmt.Sprint(s.Done), s.Why})
+		rows = append(rows, []string{s.Action, string(s.Tenant), string(s.Sandbox), s.Generation, strconv.FormatBool(s.Done), s.Why})
 	}
 	return a.table(actions, "ACTION TENANT SANDBOX GENERATION DONE WHY", rows)
 }

@@ -80,7 +80,7 @@ type local struct {
 
 func readLocal(path string) (local, error) {
 	var l local
-	data, err := os.ReadFile(path) //nolint:gosec // the path is the user's own setting
+	data, err := os.ReadFile(path)
 	switch {
 	case errors.Is(err, fs.ErrNotExist):
 		return l, noNATS("no worker runs on this machine (there is no %s): start one with `worker`, or name a NATS server with --nats-url", path)

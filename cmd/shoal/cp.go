@@ -58,7 +58,7 @@ func remotePath(s string) (messaging.PathTarget, bool) {
 func (a *app) putFile(client *messaging.Client, from string, to messaging.PathTarget, durable bool) error {
 	in, o := a.stdin, sandbox.WriteOptions{Size: -1, Durable: durable}
 	if from != "-" {
-		f, err := os.Open(from) //nolint:gosec // the user names the file
+		f, err := os.Open(from)
 		if err != nil {
 			return err
 		}

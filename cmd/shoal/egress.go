@@ -105,8 +105,7 @@ func (c *egressWatchCmd) Run(a *app) error {
 		return err
 	}
 	return client.Events(a.ctx, sandbox.Name(c.Sandbox), func(e messaging.Event) error {
-		switch e.Kind {
-		case messaging.EventDenied, messaging.EventAllowed, messaging.EventEgress:
+		if e.Kind == messaging.EventDenied || e.Kind == messaging.EventAllowed || e.Kind == messaging.EventEgress {
 			return a.printEvent(e)
 		}
 		return nil

@@ -61,6 +61,18 @@ type cli struct {
 	Version versionCmd `cmd:"" help:"Print the version."`
 }
 
+// app is what the commands share.
+type app struct {
+	cli    *cli
+	ctx    context.Context //nolint:containedctx // the life of one command line
+	stdin  io.Reader
+	stdout io.Writer
+	stderr io.Writer
+	code   int // the exit code of a command that ran
+	conn   connection
+	interrupts
+}
+
 func main() {
 	a := &app{stdin: os.Stdin, stdout: os.Stdout, stderr: os.Stderr}
 	os.Exit(a.main(context.Background(), os.Args[1:]))
@@ -99,18 +111,6 @@ func (a *app) main(ctx context.Context, args []string) int {
 		return a.fail(err)
 	}
 	return a.code
-}
-
-// app is what the commands share.
-type app struct {
-	cli    *cli
-	ctx    context.Context //nolint:containedctx // the life of one command line
-	stdin  io.Reader
-	stdout io.Writer
-	stderr io.Writer
-	code   int // the exit code of a command that ran
-	conn   connection
-	interrupts
 }
 
 // fail prints err in plain words and returns the exit code for it.

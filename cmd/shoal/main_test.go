@@ -27,7 +27,6 @@ type bed struct {
 	t    *testing.T
 	url  string
 	fake *messagingtest.Fake
-	env  []string
 }
 
 func newBed(t *testing.T) *bed {
@@ -266,7 +265,7 @@ func TestCopyTree(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(tree, "a", "b"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(tree, "a", "b", "run"), []byte("x"), 0o700); err != nil { //nolint:gosec // an executable is what is tested
+	if err := os.WriteFile(filepath.Join(tree, "a", "b", "run"), []byte("x"), 0o700); err != nil {
 		t.Fatal(err)
 	}
 	if err := os.Symlink("b/run", filepath.Join(tree, "a", "l")); err != nil {
@@ -344,7 +343,8 @@ func TestShellOnATerminal(t *testing.T) {
 	if c := <-code; c != 0 || !strings.Contains(errs.String(), "shoal attach box ") {
 		t.Fatalf("code %d, %q", c, errs.String())
 	}
-	id := strings.Trim(errs.String()[strings.Index(errs.String(), "attach box ")+len("attach box "):], "` \ncomesback")
+	_, id, _ := strings.Cut(errs.String(), "attach box ")
+	id, _, _ = strings.Cut(id, "`")
 	var after syncBuffer
 	a = &app{stdin: strings.NewReader(""), stdout: &after, stderr: &errs}
 	go func() { code <- a.main(b.t.Context(), []string{"--nats-url", b.url, "attach", "--watch", "box", id}) }()

@@ -61,7 +61,7 @@ func (c *shellCmd) Run(a *app) error {
 func (a *app) windowSize() (rows, cols uint16) {
 	if f, ok := a.stdout.(*os.File); ok {
 		if w, h, err := term.GetSize(int(f.Fd())); err == nil && w > 0 && h > 0 && w <= 4096 && h <= 4096 {
-			return uint16(h), uint16(w) //nolint:gosec // both are in range
+			return uint16(h), uint16(w)
 		}
 	}
 	return 24, 80

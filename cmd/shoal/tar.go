@@ -95,7 +95,7 @@ func unpackEntry(root *os.Root, tr io.Reader, h *tar.Header) (done bool, err err
 	if !filepath.IsLocal(name) {
 		return false, nil
 	}
-	mode := fs.FileMode(h.Mode).Perm() //nolint:gosec // only the permission bits are taken
+	mode := fs.FileMode(h.Mode).Perm()
 	switch h.Typeflag {
 	case tar.TypeDir:
 		return true, root.MkdirAll(name, mode|0o700)
