@@ -27,7 +27,7 @@ type cli struct {
 }
 
 func (c cli) command(args ...string) *exec.Cmd {
-	cmd := exec.Command(filepath.Join(binaries, "shoal"), args...) //nolint:noctx // a clean-up outlives the test's context
+	cmd := exec.Command(filepath.Join(binaries, "shoal"), args...)
 	cmd.Env = append(os.Environ(), "SHOAL_STATE_DIR="+c.state)
 	return cmd
 }

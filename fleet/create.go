@@ -30,16 +30,24 @@ func (w *Worker) make(ctx context.Context, req *messaging.CreateRequest, request
 	}
 	for {
 		b := w.box(tenant, req.Name)
-		release, err := b.gate.alone(ctx)
-		if err != nil {
-			return nil, err
+		done, err := b.createIn(ctx, req, spec, requestID)
+		if done || err != nil {
+			return b, err
 		}
-		if w.find(b.key) == b { // it was not let go of while this waited
-			defer release()
-			return b, b.create(ctx, req, spec, requestID)
-		}
-		release()
 	}
+}
+
+// createIn creates in b unless the worker let go of b while this waited.
+func (b *box) createIn(ctx context.Context, req *messaging.CreateRequest, spec sandbox.Spec, requestID string) (done bool, err error) {
+	release, err := b.gate.alone(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer release()
+	if b.w.find(b.key) != b {
+		return false, nil
+	}
+	return true, b.create(ctx, req, spec, requestID)
 }
 
 // create is called with the gate held alone.

@@ -46,11 +46,15 @@ func (w *Worker) drain() {
 // open connections out last, a few at a time.
 func (w *Worker) handOverAll(ctx context.Context) {
 	heirs := w.peers.of(w.engine)
-	for i, b := range w.all() {
-		if b.egress.Active(time.Minute) && i < len(w.all())-1 {
-			defer w.handOver(ctx, b, heirs)
+	var talking []*box
+	for _, b := range w.all() {
+		if b.egress.Active(time.Minute) {
+			talking = append(talking, b)
 			continue
 		}
+		w.handOver(ctx, b, heirs)
+	}
+	for _, b := range talking {
 		w.handOver(ctx, b, heirs)
 	}
 }

@@ -223,6 +223,7 @@ func runCollect(ctx context.Context, s *agent.Session, cmd sandbox.Command) (*sa
 		case agent.EventEnd:
 			_ = st.AckEnd(ctx, e.Offset) // kept a while longer otherwise
 			return e.End, string(tail), nil
+		default: // nobody reads gaps, input or roles here
 		}
 	}
 }

@@ -42,7 +42,7 @@ func (w *Worker) download(ctx context.Context, r *messaging.Request, path string
 		if err != nil {
 			return err
 		}
-		defer f.Close() //nolint:errcheck // of a reader
+		defer f.Close()
 		end.Bytes, err = sendFile(ctx, r.Output(), f)
 		end.Info.Size, end.Truncated = f.Size(), f.Truncated()
 		if err != nil && end.Bytes > 0 && detached(err) {

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"shoal/kv"
@@ -119,12 +120,7 @@ func (w *Worker) nextIdleStep(r kv.Record) (step string, at time.Time) {
 }
 
 func (w *Worker) canPause() bool {
-	for _, m := range w.caps.Suspend {
-		if m == sandbox.SuspendMemory {
-			return true
-		}
-	}
-	return false
+	return slices.Contains(w.caps.Suspend, sandbox.SuspendMemory)
 }
 
 // idle takes one step of the policy, unless something holds the sandbox awake.

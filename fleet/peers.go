@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"hash/fnv"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -49,9 +50,7 @@ func (p *peers) all() map[messaging.WorkerID]kv.Presence {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	out := make(map[messaging.WorkerID]kv.Presence, len(p.known))
-	for id, presence := range p.known {
-		out[id] = presence
-	}
+	maps.Copy(out, p.known)
 	return out
 }
 
@@ -246,7 +245,7 @@ func heir(ids []messaging.WorkerID, key string) messaging.WorkerID {
 	var most uint64
 	for _, id := range ids {
 		h := fnv.New64a()
-		_, _ = h.Write([]byte(strings.Join([]string{string(id), key}, "\x00"))) // never fails
+		_, _ = h.Write([]byte(string(id) + "\x00" + key)) // never fails
 		if sum := mix(h.Sum64()); best == "" || sum > most {
 			best, most = id, sum
 		}

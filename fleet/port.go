@@ -26,13 +26,13 @@ func (w *Worker) forwardPort(ctx context.Context, r *messaging.Request) (any, er
 	defer b.holds.Add(-1)
 	var conn net.Conn
 	err = b.free(starting, func(ctx context.Context, s *agent.Session) (err error) {
-		conn, err = s.Forward(ctx, uint16(req.Port)) //nolint:gosec // validated to be a port
+		conn, err = s.Forward(ctx, uint16(req.Port))
 		return err
 	})
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close() //nolint:errcheck // it has ended by then
+	defer conn.Close()
 	b.fill(r)
 	if err := r.Output().Started(0, messaging.Done{}); err != nil {
 		return nil, err

@@ -12,7 +12,7 @@ import (
 )
 
 // body returns the request's decoded body, whose type the operation fixes.
-func body[T any](r *messaging.Request) *T { return r.Body.(*T) } //nolint:errcheck,forcetypeassert // messaging decodes into this very type
+func body[T any](r *messaging.Request) *T { return r.Body.(*T) } // messaging decodes into this very type
 
 // handle serves one request.
 func (w *Worker) handle(ctx context.Context, r *messaging.Request) (any, error) {

@@ -334,6 +334,7 @@ func (w *Worker) orphanStep(e *kv.Entry[kv.Record]) *step {
 			_, err := b.attached(ctx, false)
 			return err
 		})}
+	default: // suspended: owning it is all there is to do
 	}
 	return &step{action("adopt", h.Tenant, h.Name, h.Generation, "its owner does not live"), adopt(func(context.Context, *box) error { return nil })}
 }
@@ -359,6 +360,7 @@ func (b *box) settle(ctx context.Context) error {
 		}
 		_, err := b.attached(ctx, false)
 		return err
+	default: // paused or stopped
 	}
 	return b.change(ctx, func(r *kv.Record) error {
 		r.State, r.Mode = kv.Suspended, sandbox.SuspendDisk

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
 	"strings"
 	"time"
@@ -195,9 +196,7 @@ func (e *Entry[T]) encode(op string) ([]byte, error) {
 		return nil, err
 	}
 	all := make(map[string]json.RawMessage, len(e.extra)+16)
-	for k, v := range e.extra {
-		all[k] = v
-	}
+	maps.Copy(all, e.extra)
 	if err := json.Unmarshal(own, &all); err != nil {
 		return nil, err
 	}
@@ -220,8 +219,8 @@ func opOf(data []byte) string {
 // fieldNames lists the JSON names of a struct's fields.
 func fieldNames(t reflect.Type) []string {
 	var names []string
-	for i := range t.NumField() {
-		f := t.Field(i)
+	for f := range t.Fields() {
+		f := f
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		switch {
 		case f.Anonymous && name == "":

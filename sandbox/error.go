@@ -56,7 +56,7 @@ func (e *Error) Unwrap() error { return e.cause }
 
 // Is makes errors.Is(err, &Error{Code: c}) match on the code alone.
 func (e *Error) Is(target error) bool {
-	t, ok := target.(*Error) //nolint:errorlint // Is compares this error only; errors.Is walks the chain.
+	t, ok := target.(*Error)
 	return ok && t.Code == e.Code && t.Message == ""
 }
 

@@ -97,7 +97,7 @@ func (e *embedded) serve(dir string, port int) error {
 }
 
 func (e *embedded) writeCredentials() error {
-	data, err := json.Marshal(e.creds)
+	data, err := json.Marshal(e.creds) //nolint:gosec // the file is how other programs of this user get the password
 	if err != nil {
 		return err
 	}

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -40,7 +41,7 @@ func main() {
 // newLogger writes colours to a terminal and JSON otherwise.
 func newLogger(f *os.File, level slog.Level) *slog.Logger {
 	if term.IsTerminal(int(f.Fd())) {
-		return slog.New(tint.NewHandler(f, &tint.Options{Level: level, TimeFormat: "15:04:05.000"}))
+		return slog.New(tint.NewTextHandler(f, &tint.Options{Level: level, TimeFormat: "15:04:05.000"}))
 	}
 	return slog.New(slog.NewJSONHandler(f, &slog.HandlerOptions{Level: level}))
 }

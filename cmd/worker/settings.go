@@ -116,10 +116,10 @@ func (s *settings) fleet() fleet.Config {
 // Validate is called by kong after parsing.
 func (s *settings) Validate() error {
 	if s.EgressCeiling == string(sandbox.EgressOpen) && !s.AllowOpenEgress {
-		return fmt.Errorf("--egress-ceiling open needs --allow-open-egress")
+		return errors.New("--egress-ceiling open needs --allow-open-egress")
 	}
 	if s.NATSURL != "" && s.NATSPort != -1 {
-		return fmt.Errorf("--nats-port is the embedded server's; it excludes --nats-url")
+		return errors.New("--nats-port is the embedded server's; it excludes --nats-url")
 	}
 	return nil
 }
