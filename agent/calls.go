@@ -12,6 +12,9 @@ import (
 // highest, Restarted when the boot is another.
 func (s *Session) Claim(ctx context.Context, c Claim) (Claimed, error) {
 	var a Claimed
+	if c.Tunnel && s.cfg.Egress == nil {
+		return a, sandbox.Errorf(sandbox.Internal, "a tunnel without ClientConfig.Egress")
+	}
 	if err := s.call(ctx, opClaim, c, &a); err != nil {
 		return Claimed{}, err
 	}
@@ -120,6 +123,9 @@ func (s *Session) Stats(ctx context.Context) (sandbox.Stats, error) {
 // Tunnel switches egress through this session on or off; connections that are
 // open are the callback's to close.
 func (s *Session) Tunnel(ctx context.Context, on bool) error {
+	if on && s.cfg.Egress == nil {
+		return sandbox.Errorf(sandbox.Internal, "a tunnel without ClientConfig.Egress")
+	}
 	return s.call(ctx, opTunnel, tunnelRequest{On: on}, nil)
 }
 

@@ -18,20 +18,22 @@ import (
 // ClientConfig is how a worker talks to an agent.
 type ClientConfig struct {
 	// Egress serves one connection that a program in the sandbox opened to the
-	// proxy address, on a goroutine of its own, and closes it. Nil refuses all.
-	// It must return when its connection or the session ends.
+	// proxy address, on a goroutine of its own, and closes it. It must return
+	// when its connection or the session ends. Nil: Claim.Tunnel must not be set.
+	// An agent opens at most 256 at once.
 	Egress func(net.Conn)
-	// MaxEgress bounds the connections served at once; 0 = 256.
-	MaxEgress int
 	// HelloTimeout bounds the wait for the agent's first word; 0 = 10 s.
 	HelloTimeout time.Duration
 }
 
 const (
-	defaultEgress  = 256
+	maxEgress      = 256
 	defaultHello   = 10 * time.Second
-	maxOwnStreams  = maxStreams - defaultEgress
+	maxOwnStreams  = maxStreams - maxEgress
 	maxConcurrOpen = 64
+	// egressSlack: the agent may open the next connection before this end has
+	// finished with the last.
+	egressSlack = 2
 )
 
 // Session is a worker's end of one attachment to an agent. All methods may be
@@ -62,9 +64,6 @@ var errClosed = errors.New("the session was closed")
 // an error rwc is closed; otherwise the session owns it. The ctx bounds the
 // connecting only.
 func Connect(ctx context.Context, rwc io.ReadWriteCloser, cfg ClientConfig) (*Session, error) {
-	if cfg.MaxEgress <= 0 || cfg.MaxEgress > defaultEgress {
-		cfg.MaxEgress = defaultEgress
-	}
 	if cfg.HelloTimeout <= 0 {
 		cfg.HelloTimeout = defaultHello
 	}
@@ -78,7 +77,7 @@ func Connect(ctx context.Context, rwc io.ReadWriteCloser, cfg ClientConfig) (*Se
 		cfg:    cfg,
 		own:    semaphore.NewWeighted(maxOwnStreams),
 		opens:  semaphore.NewWeighted(maxConcurrOpen),
-		egress: semaphore.NewWeighted(int64(cfg.MaxEgress)),
+		egress: semaphore.NewWeighted(egressSlack * maxEgress),
 		done:   make(chan struct{}),
 	}
 	s.wg.Go(s.acceptLoop)
@@ -155,13 +154,13 @@ func (s *Session) acceptLoop() {
 			s.end(s.broken(err))
 			return
 		}
-		if s.mux.NumStreams() > maxStreams {
+		switch {
+		case s.cfg.Egress == nil:
+			_ = s.lied("it opened a stream that nobody asked for")
+			return
+		case !s.egress.TryAcquire(1):
 			_ = s.lied("it opened too many streams")
 			return
-		}
-		if s.cfg.Egress == nil || !s.egress.TryAcquire(1) {
-			_ = stream.Close()
-			continue
 		}
 		s.wg.Go(func() {
 			defer s.egress.Release(1)
@@ -176,7 +175,11 @@ func (s *Session) serveEgress(stream *yamux.Stream) {
 	_ = stream.SetReadDeadline(time.Now().Add(defaultHello))
 	var q request
 	k, body, err := t.frames.next()
-	if err != nil || k != kindRequest || decode(body, &q) != nil || q.Op != opEgress {
+	switch {
+	case err != nil && !errors.Is(err, errFrame): // it gave up, or the session ended
+		return
+	case err != nil || k != kindRequest || decode(body, &q) != nil || q.Op != opEgress:
+		_ = s.lied("it opened a stream for nothing")
 		return
 	}
 	_ = stream.SetReadDeadline(time.Time{})

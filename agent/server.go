@@ -101,7 +101,7 @@ func NewServer(cfg ServerConfig) (*Server, error) {
 		arrival:  make(chan struct{}),
 		locks:    map[sandbox.Tag]string{},
 		registry: newRegistry(),
-		tunnels:  make(chan struct{}, defaultEgress),
+		tunnels:  make(chan struct{}, maxEgress),
 	}
 	s.ctx, s.cancel = context.WithCancelCause(context.Background())
 	if err := s.store.load(); err != nil {
