@@ -20,16 +20,18 @@ var errSuspending = sandbox.Errorf(sandbox.Unavailable, "the sandbox is being su
 
 func handleHold(c *channel, _ []byte) error {
 	s := c.link.server
-	err := s.underFence(c.link, func() {
-		if s.held == nil {
-			s.held = time.AfterFunc(holdFor, s.release)
-		}
-		s.clock.hold()
-	})
-	if err != nil {
+	if err := s.underFence(c.link, s.holdLocked); err != nil {
 		return err
 	}
 	return c.answer(nil)
+}
+
+// holdLocked makes the clocks stand still; it ends by itself.
+func (s *Server) holdLocked() {
+	if s.held == nil {
+		s.held = time.AfterFunc(holdFor, s.release)
+	}
+	s.clock.hold()
 }
 
 func handleRelease(c *channel, _ []byte) error {
