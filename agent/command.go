@@ -168,12 +168,12 @@ func (k *command) supervise(p Process) {
 	} else {
 		left = k.server.finishTree(k, p)
 	}
-	k.finish(p.Exit(), left.Survivors, len(held) > 0)
+	k.seal()
+	k.server.ended(k, p, func() { k.finishLocked(p.Exit(), left.Survivors, len(held) > 0) })
 	for pipe := range held {
 		_ = pipe.SetReadDeadline(time.Time{})
 		pumps.Go(func() { discardAll(pipe) })
 	}
-	k.server.ended(k, p)
 	pumps.Wait()
 	p.Close()
 }
@@ -222,10 +222,17 @@ func (k *command) blame(c cause) bool {
 	return true
 }
 
-// finish writes the end.
-func (k *command) finish(x Exit, survivors []int, held bool) {
+// seal gives back the room that the kept output does not need.
+func (k *command) seal() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
+	k.ring.seal()
+	k.server.pool.give(k.charged - k.ring.kept())
+	k.charged = k.ring.kept()
+}
+
+// finishLocked writes the end and tells the readers.
+func (k *command) finishLocked(x Exit, survivors []int, held bool) {
 	for _, d := range []*deadline{k.limit, k.grace, k.quiet} {
 		d.stop()
 	}
@@ -236,9 +243,6 @@ func (k *command) finish(x Exit, survivors []int, held bool) {
 	k.end = k.outcomeLocked(x)
 	k.end.Survivors, k.end.Held = survivors, held
 	k.endedAt = time.Now()
-	k.ring.seal()
-	k.server.pool.give(k.charged - k.ring.kept())
-	k.charged = k.ring.kept()
 	close(k.over)
 	k.wakeLocked()
 }

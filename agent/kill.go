@@ -134,14 +134,18 @@ func (s *Server) finishTree(k *command, p Process) Killed {
 	return r
 }
 
-// ended moves a command to the ended ones.
-func (s *Server) ended(k *command, p Process) {
+// ended moves a command to the ended ones and lets finish, which holds the
+// command's lock, write its end: nobody can acknowledge it before it is there.
+func (s *Server) ended(k *command, p Process, finish func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.registry.end(k)
 	if k.request.Background {
 		s.registry.lingering[k] = p
 	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	finish()
 }
 
 // startFailed removes a command that did not start.
