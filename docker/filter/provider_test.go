@@ -26,6 +26,7 @@ import (
 	"shoal/docker/dockertest"
 	"shoal/docker/filter"
 	"shoal/sandbox"
+	"shoal/sandbox/sandboxtest"
 )
 
 // A tap keeps what a filter writes to the engine.
@@ -159,6 +160,39 @@ func TestProviderThroughFilter(t *testing.T) {
 		t.Fatal("no container was made")
 	}
 	refuseUnsent(t, policy, bodies)
+}
+
+// TestConformanceThroughFilter runs the whole conformance suite of providers
+// through a filter with the default policy: nothing of it is refused.
+func TestConformanceThroughFilter(t *testing.T) {
+	dockertest.NeedImage(t)
+	fleet := dockertest.Fleet(t)
+	registry := dockertest.NewRegistry(t, nil)
+	missing, foreign := registry.Ref(t, "missing:1"), registry.Ref(t, "foreign:1")
+	policy, err := filter.DefaultPolicy(filter.Settings{Fleet: fleet, Images: []string{dockertest.Image, missing, foreign}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var log logBuffer
+	engine := strings.TrimPrefix(dockertest.Endpoint(), "unix://")
+	socket := startUnixFilter(t, policy, engine, slog.New(slog.NewJSONHandler(&log, nil)))
+	sandboxtest.Run(t, func(t *testing.T) sandboxtest.Subject {
+		p, err := docker.New(docker.Config{Fleet: fleet, Endpoint: "unix://" + socket, Image: dockertest.Image})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(p.Close)
+		return sandboxtest.Subject{Provider: p, MissingImage: missing, ForeignImage: foreign, Real: true, PidsLimit: true}
+	})
+	dockertest.NothingLeft(t, fleet)
+	for line := range strings.Lines(log.String()) {
+		if entry := decode(t, line); entry["msg"] == "docker call refused" && entry["rule"] != "lookup" {
+			t.Errorf("the filter refused a call of the suite by %v", entry["rule"])
+		}
+	}
+	if !strings.Contains(log.String(), "container.create") {
+		t.Error("nothing went through the filter")
+	}
 }
 
 func sortedKeys(m map[string]bool) (out []string) {
