@@ -7,7 +7,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 )
 
@@ -118,7 +117,7 @@ func (t *Table[T]) deliver(m jetstream.Msg, seq uint64, fn func(Change[T])) {
 		return
 	}
 	e := &Entry[T]{Key: key, seq: seq}
-	if isMarker(nats.Header(m.Headers())) {
+	if isMarker(m.Headers()) {
 		fn(Change[T]{Kind: Removed, Entry: e})
 		return
 	}

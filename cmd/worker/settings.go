@@ -1,7 +1,7 @@
 package main
 
 import (
-	"fmt"
+	"errors"
 	"log/slog"
 	"net/netip"
 	"os"
