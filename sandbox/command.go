@@ -91,6 +91,9 @@ type Command struct {
 const (
 	maxArgs     = 4096
 	maxArgBytes = 1 << 20
+	// maxArg is what Linux takes as one argument (MAX_ARG_STRLEN less the
+	// closing NUL); more would fail at the start as E2BIG.
+	maxArg = 128<<10 - 1
 	// MaxInput is the most bytes of Command.Input; stream what is longer.
 	MaxInput = 512 << 10
 )
@@ -161,6 +164,9 @@ func (c *Command) validateProgram() error {
 	for _, a := range c.Argv {
 		if strings.IndexByte(a, 0) >= 0 {
 			return InvalidField("argv", "an argument holds a NUL byte")
+		}
+		if len(a) > maxArg {
+			return InvalidField("argv", "an argument of %d bytes, at most %d are allowed; write a file instead", len(a), maxArg)
 		}
 		total += len(a) + 1
 	}
@@ -243,8 +249,8 @@ func validateShell(field, s string) error {
 		return InvalidField(field, "the command is empty")
 	case strings.IndexByte(s, 0) >= 0:
 		return InvalidField(field, "the command holds a NUL byte")
-	case len(s) > maxShell:
-		return InvalidField(field, "%d bytes, at most %d are allowed; write a file instead", len(s), maxShell)
+	case len(s) > maxArg:
+		return InvalidField(field, "%d bytes, at most %d are allowed; write a file instead", len(s), maxArg)
 	}
 	return nil
 }

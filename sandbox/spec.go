@@ -169,7 +169,6 @@ const (
 	maxMetadataValue = 1024
 	maxSetup         = 16
 	maxImage         = 512
-	maxShell         = 1 << 20
 )
 
 // Validate checks everything of s but its limits' upper bounds, which are the
