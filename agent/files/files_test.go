@@ -242,8 +242,8 @@ func readRange(t *testing.T) {
 	}
 	wantCode(t, "missing", second(b.read(t, b.path("nope"))), sandbox.NotFound)
 	wantCode(t, "a folder", second(b.read(t, b.dir)), sandbox.NotFound)
-	wantCode(t, "below a file", second(b.read(t, path+"/x")), sandbox.NotFound)
-	wantCode(t, "not clean", second(b.read(t, b.dir+"/../x")), sandbox.NotFound)
+	wantCode(t, "below a file", second(b.read(t, path+"/x")), sandbox.Invalid)
+	wantCode(t, "not clean", second(b.read(t, b.dir+"/../x")), sandbox.Invalid)
 	wantCode(t, "relative", second(b.read(t, "x")), sandbox.Invalid)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
