@@ -1,6 +1,9 @@
 package filter_test
 
 import (
+	"bufio"
+	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 
@@ -102,6 +105,49 @@ func TestRules(t *testing.T) {
 	} {
 		if rule := judge(t, c.policy, c.method, c.target, c.body); rule != c.rule {
 			t.Errorf("%s %s %.60s: rule %q, want %q", c.method, c.target, c.body, rule, c.rule)
+		}
+	}
+}
+
+// TestFraming names the rule by which each way of framing is refused.
+func TestFraming(t *testing.T) {
+	t.Parallel()
+	policy := defaultPolicy(t)
+	valid := encode(t, validCreate(t))
+	create, start := "/v1.41/containers/create?name="+ourName, "/v1.41/containers/"+ourName+"/start"
+	json := "Content-Type: application/json\r\n"
+	for _, c := range []struct{ line, headers, body, rule string }{
+		{"POST " + start + " HTTP/1.1", "", "", ""},
+		{"POST " + start + " HTTP/1.0", "", "", "frame.protocol"},
+		{"POST " + start + " HTTP/1.1", json, "", "frame.body"},
+		{"POST " + start + " HTTP/1.1", "Content-Length: 2\r\n", "{}", "frame.body"},
+		{"POST " + start + " HTTP/1.1", "Transfer-Encoding: chunked\r\n", "0\r\n\r\n", "frame.length"},
+		{"POST " + start + " HTTP/1.1", "Origin: http://x.example\r\n", "", "frame.browser"},
+		{"POST " + start + " HTTP/1.1", "Sec-Fetch-Site: none\r\n", "", "frame.browser"},
+		{"POST " + create + " HTTP/1.1", json + fmt.Sprintf("Content-Length: %d\r\n", len(valid)), valid, ""},
+		{"POST " + create + " HTTP/1.1", json + "Transfer-Encoding: chunked\r\n", fmt.Sprintf("%x\r\n%s\r\n0\r\n\r\n", len(valid), valid), "frame.length"},
+		{"POST " + create + " HTTP/1.1", json + json + fmt.Sprintf("Content-Length: %d\r\n", len(valid)), valid, "frame.type"},
+		{"POST " + create + " HTTP/1.1", fmt.Sprintf("Content-Length: %d\r\n", len(valid)), valid, "frame.type"},
+		{"POST " + create + " HTTP/1.1", "Content-Type: text/json\r\n" + fmt.Sprintf("Content-Length: %d\r\n", len(valid)), valid, "frame.type"},
+		{"POST " + create + " HTTP/1.1", "Content-Type: application/json; charset=utf-16\r\n" + fmt.Sprintf("Content-Length: %d\r\n", len(valid)), valid, "frame.type"},
+		{"POST " + create + " HTTP/1.1", json + "Content-Encoding: gzip\r\n" + fmt.Sprintf("Content-Length: %d\r\n", len(valid)), valid, "frame.encoding"},
+		{"POST " + create + " HTTP/1.1", json, "", "frame.body"},
+		{"POST " + create + " HTTP/1.1", json + "Content-Length: 32769\r\n", valid, "frame.size"},
+		{"POST " + create + " HTTP/1.1", json + fmt.Sprintf("Content-Length: %d\r\n", len(valid)+1), valid, "frame.short"},
+		{"POST /v1.41/exec/" + corpusExec + "/start HTTP/1.1", json + "Content-Length: 2\r\n", "{}", "upgrade"},
+		{"POST /v1.41/exec/" + corpusExec + "/start HTTP/1.1", json + "Content-Length: 2\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n", "{}", "upgrade"},
+		{"POST /v1.41/exec/" + corpusExec + "/start HTTP/1.1", json + "Content-Length: 2\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n", "{}", ""},
+	} {
+		r, err := http.ReadRequest(bufio.NewReader(strings.NewReader(c.line + "\r\nHost: docker\r\n" + c.headers + "\r\n" + c.body)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		rule := ""
+		if _, refusal := policy.Judge(r); refusal != nil {
+			rule = refusal.Rule
+		}
+		if rule != c.rule {
+			t.Errorf("%s %q: rule %q, want %q", c.line, c.headers, rule, c.rule)
 		}
 	}
 }
