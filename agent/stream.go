@@ -248,8 +248,9 @@ func (st *Stream) Ack(ctx context.Context, offset int64) error {
 }
 
 // AckEnd says that the end was consumed, with everything before it: the agent
-// may forget the command.
+// may forget the command. It closes the stream.
 func (st *Stream) AckEnd(ctx context.Context, offset int64) error {
+	defer st.x.close()
 	return st.x.send(ctx, kindAck, ack{Offset: offset, End: true})
 }
 
