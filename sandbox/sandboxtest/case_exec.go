@@ -29,7 +29,9 @@ var execCases = []Case{
 	{ID: "EX-29", Promise: "the same command id starts nothing twice", run: idempotent},
 	{ID: "EX-30", Promise: "long scripts run or are refused before the start", run: longScripts},
 	{ID: "EX-32", Promise: "a terminal without input is at its end", run: terminalEOF},
-	{Promise: "a terminal has its size, its resizes and its keys", run: terminal},
+	{Promise: "a terminal has its size", run: terminalSize},
+	{Promise: "a program sees that its terminal was resized", run: terminalResize},
+	{Promise: "keys reach a program as signals", run: terminalKeys},
 	{ID: "EX-33", Promise: "a kill by the command itself and a time limit are told apart", run: causes},
 	{ID: "EX-33", Promise: "the end for want of memory is named", Needs: isReal, run: outOfMemory},
 	{ID: "EX-02", Promise: "all of a long stdin arrives, then its end", run: longStdin},
@@ -205,8 +207,8 @@ func longScripts(t *testing.T, x *suite) {
 	for _, size := range []int{100 << 10, 300 << 10} {
 		st, err := b.try(t, sandbox.Command{Shell: "true " + strings.Repeat("x", size) + "; echo ran"})
 		if err != nil {
-			if code := sandbox.CodeOf(err); code != sandbox.TooLarge && (code != sandbox.StartFailed || sandbox.AsError(err).Reason == "") {
-				t.Errorf("%d bytes: %v, want too_large or start_failed", size, explain(err))
+			if code := sandbox.CodeOf(err); code != sandbox.TooLarge && code != sandbox.Invalid && (code != sandbox.StartFailed || sandbox.AsError(err).Reason == "") {
+				t.Errorf("%d bytes: %v, want invalid, too_large or start_failed", size, explain(err))
 			}
 			continue
 		}
@@ -224,35 +226,52 @@ func terminalEOF(t *testing.T, x *suite) {
 	}
 }
 
-func terminal(t *testing.T, x *suite) {
-	b := x.box(t)
-	st := b.start(t, sandbox.Command{
-		Shell: `trap 'stty size' WINCH; stty size; echo $TERM; tty -s && echo terminal; trap 'echo stopped; exit 5' INT; while :; do sleep 0.1; done`,
-		TTY:   &sandbox.TTY{Rows: 30, Cols: 90}, Stdin: sandbox.StdinStream,
+func terminalSize(t *testing.T, x *suite) {
+	r := drain(t, x.box(t).start(t, sandbox.Command{Shell: "stty size; echo $TERM; tty -s && echo terminal", TTY: &sandbox.TTY{Rows: 30, Cols: 90}}))
+	r.wantCode(t, 0)
+	if lines := strings.Fields(r.out.String()); len(lines) != 4 || lines[0] != "30" || lines[1] != "90" || lines[2] == "" || lines[3] != "terminal" {
+		t.Errorf("output %q", r.out.String())
+	}
+}
+
+// onTerminal starts a script on a terminal and waits for the word up.
+func onTerminal(t *testing.T, x *suite, script string) *agent.Stream {
+	t.Helper()
+	st := x.box(t).start(t, sandbox.Command{
+		Shell: script, TTY: &sandbox.TTY{Rows: 30, Cols: 90}, Stdin: sandbox.StdinStream, Timeout: 15_000,
 	})
-	var seen bytes.Buffer
-	until := func(text string) {
-		t.Helper()
-		ctx, cancel := context.WithTimeout(t.Context(), limit)
-		defer cancel()
-		for !strings.Contains(seen.String(), text) {
-			e, err := st.Recv(ctx)
-			if err != nil {
-				t.Fatalf("waiting for %q after %q: %v", text, seen.String(), explain(err))
-			}
-			if e.Kind == agent.EventOutput {
-				seen.Write(e.Data)
-			}
+	await(t, st, "up")
+	return st
+}
+
+// await receives until the output holds text.
+func await(t *testing.T, st *agent.Stream, text string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	var seen strings.Builder
+	for !strings.Contains(seen.String(), text) {
+		e, err := st.Recv(ctx)
+		if err != nil || e.Kind == agent.EventEnd {
+			t.Fatalf("waiting for %q after %q: %+v, %v", text, seen.String(), e, explain(err))
 		}
+		seen.Write(e.Data)
 	}
-	until("terminal")
-	if !strings.Contains(seen.String(), "30 90") {
-		t.Errorf("size at first: %q", seen.String())
-	}
+}
+
+func terminalResize(t *testing.T, x *suite) {
+	st := onTerminal(t, x, `trap 'stty size; exit 5' WINCH; echo up; while :; do sleep 0.1; done`)
 	if err := st.Resize(t.Context(), 1, sandbox.TTY{Rows: 40, Cols: 120}); err != nil {
 		t.Fatal(explain(err))
 	}
-	until("40 120")
+	r := drain(t, st)
+	if r.wantCode(t, 5); !strings.Contains(r.out.String(), "40 120") {
+		t.Errorf("output %q", r.out.String())
+	}
+}
+
+func terminalKeys(t *testing.T, x *suite) {
+	st := onTerminal(t, x, `trap 'exit 5' INT; echo up; while :; do sleep 0.1; done`)
 	if err := st.Stdin(t.Context(), 0, []byte{3}); err != nil { // Ctrl-C
 		t.Fatal(explain(err))
 	}

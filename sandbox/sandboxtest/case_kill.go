@@ -289,32 +289,19 @@ func lateSignal(t *testing.T, x *suite) {
 
 func signals(t *testing.T, x *suite) {
 	st := x.box(t).start(t, sandbox.Command{Shell: "n=0; trap 'n=$((n+1)); echo got' USR1; trap 'echo $n; exit 0' USR2; echo up; while :; do sleep 0.05; done"})
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	defer cancel()
-	var seen strings.Builder
-	until := func(text string) {
-		t.Helper()
-		for !strings.Contains(seen.String(), text) {
-			e, err := st.Recv(ctx)
-			if err != nil {
-				t.Fatalf("waiting for %q after %q: %v", text, seen.String(), explain(err))
-			}
-			seen.Write(e.Data)
-		}
-	}
-	until("up")
+	await(t, st, "up")
 	for range 3 { // one signal and two repeats of it
-		if err := st.Signal(ctx, 1, 10); err != nil {
+		if err := st.Signal(t.Context(), 1, 10); err != nil {
 			t.Fatal(explain(err))
 		}
 	}
-	until("got")
-	if err := st.Signal(ctx, 2, 12); err != nil {
+	await(t, st, "got")
+	if err := st.Signal(t.Context(), 2, 12); err != nil {
 		t.Fatal(explain(err))
 	}
 	r := drain(t, st)
 	if r.wantCode(t, 0); !strings.HasSuffix(r.out.String(), "1\n") {
-		t.Errorf("output %q%q, want one signal", seen.String(), r.out.String())
+		t.Errorf("the rest of the output is %q, want one signal", r.out.String())
 	}
 }
 
