@@ -98,11 +98,10 @@ func (b *box) attach(ctx context.Context, wake bool) (*agent.Session, error) {
 func (b *box) claim(ctx context.Context, s *agent.Session) error {
 	hello := s.Hello()
 	before := b.record()
-	if hello.Epoch > before.Epoch+agent.MaxEpochJump {
+	if before.Epoch > 0 && hello.Epoch > before.Epoch+agent.MaxEpochJump || hello.Epoch >= agent.MaxEpoch {
 		b.log.ErrorContext(ctx, "the agent names an epoch beyond reason; it is not followed", "agent", hello.Epoch, "record", before.Epoch)
 		return sandbox.Errorf(sandbox.Engine, "the sandbox's agent cannot be trusted any more; destroy the sandbox").Because("epoch").From(sandbox.FromWorker)
 	}
-	epoch := max(before.Epoch, hello.Epoch) + 1
 	locks, err := b.liveLocks(ctx)
 	if err != nil {
 		return err
@@ -112,7 +111,7 @@ func (b *box) claim(ctx context.Context, s *agent.Session) error {
 		if r.Owner != string(b.w.id) {
 			return errMoved(r.Owner)
 		}
-		r.Epoch, r.Boot = epoch, hello.Boot
+		r.Epoch, r.Boot = max(r.Epoch, hello.Epoch)+1, hello.Boot
 		if r.State == kv.Suspended || r.State == kv.Resuming || r.State == kv.Suspending {
 			r.State, r.Mode = kv.Running, ""
 		}
@@ -128,20 +127,56 @@ func (b *box) claim(ctx context.Context, s *agent.Session) error {
 		b.restoreEgress() // before the claim: connections that wait for a worker come at once
 	}
 	claim := agent.Claim{
-		Boot: hello.Boot, Epoch: epoch, Locks: locks,
+		Boot: hello.Boot, Epoch: b.record().Epoch, Locks: locks,
 		Tunnel:    b.tunnelOn(),
 		Processes: b.w.processes(before.Handle.Limits),
 	}
 	b.mu.Lock()
 	claim.Spec = b.spec
 	b.mu.Unlock()
-	if _, err := s.Claim(ctx, claim); err != nil {
+	claimed, err := s.Claim(ctx, claim)
+	if err != nil {
 		return err
+	}
+	b.remember(ctx, claimed.Spec)
+	if b.tunnelOn() != claim.Tunnel {
+		b.restoreEgress()
+		if err := s.Tunnel(ctx, b.tunnelOn()); err != nil {
+			return err
+		}
 	}
 	if restarted {
 		b.event(messaging.EventTerminated, map[string]string{"reason": "restarted"})
 	}
 	return nil
+}
+
+// remember completes the record of a sandbox whose bucket was lost by what its
+// agent keeps. The spec comes from inside a sandbox: it may name nothing that a
+// request could not.
+func (b *box) remember(ctx context.Context, kept *sandbox.Spec) {
+	rec := b.record()
+	if !rec.Rebuilt || kept == nil {
+		return
+	}
+	spec := *kept
+	spec.Tenant, spec.Name, spec.Generation = rec.Handle.Tenant, rec.Handle.Name, rec.Handle.Generation
+	spec.Bucket, spec.Limits, spec.Env = rec.Spec.Bucket, rec.Handle.Limits, nil
+	err := spec.Validate()
+	if err == nil {
+		spec.Egress, err = b.w.egressOf(spec.Egress)
+	}
+	if err != nil {
+		b.log.WarnContext(ctx, "the spec that the sandbox keeps is not used", "error", err)
+		spec = rec.Spec
+	}
+	err = b.change(ctx, func(r *kv.Record) error {
+		r.Spec, r.Egress, r.Rebuilt = spec, spec.Egress, false
+		return nil
+	})
+	if err != nil {
+		b.log.WarnContext(ctx, "the spec that the sandbox keeps waits for the next attachment", "error", err)
+	}
 }
 
 // attachFailed notes that the engine itself denies the sandbox.
@@ -166,6 +201,7 @@ func (b *box) vanished(ctx context.Context, cause error) error {
 	if err != nil {
 		return err
 	}
+	b.w.unreserve(ctx, b.record().Spec)
 	b.event(messaging.EventGone, map[string]string{"reason": reason})
 	gone := errGone(b.record())
 	b.w.drop(b, gone)

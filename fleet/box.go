@@ -32,10 +32,17 @@ type box struct {
 	keeping atomic.Bool
 	// egress is the sandbox's policy and its connections, for the box's life.
 	egress *egress.Session
-	// used is when a caller last used it, in Unix milliseconds.
+	// used is when a caller last used it through this worker, in Unix
+	// milliseconds; 0 = not yet.
 	used atomic.Int64
+	// seen is when a request last looked for it, in Unix milliseconds.
+	seen atomic.Int64
+	// later is when what failed in looking after it is tried again.
+	later backoff
 	// holds counts what keeps the sandbox attached and awake: streams, tunnels.
 	holds atomic.Int64
+	// ports counts the forwarded connections into it.
+	ports atomic.Int64
 
 	mu sync.Mutex
 	// entry is the record as last read or written; nil until then.
@@ -48,6 +55,10 @@ type box struct {
 	spec *sandbox.Spec
 	// pumps are the primary readers of commands, for input and signals.
 	pumps map[sandbox.CommandID]*pump
+	// abort ends the create that is under way; nil = none.
+	abort context.CancelCauseFunc
+	// locked is closed and replaced when a lock of the sandbox changes.
+	locked chan struct{}
 	// reset is the boot that a reset of ours ended; "" = none.
 	reset string
 	// alive is the life of the present generation here: its streams end with
@@ -61,16 +72,24 @@ func (w *Worker) newBox(tenant sandbox.Tenant, name sandbox.Name) *box {
 		w: w, key: kv.HandleKey(tenant, name),
 		log:  w.log.With("tenant", tenant, "sandbox", name),
 		gate: newGate(), attaching: newGate(), granting: newGate(),
+		locked: make(chan struct{}),
 	}
 	b.egress = egress.NewSession(b.key, nil)
 	b.alive, b.end = context.WithCancelCause(w.ctx)
-	b.touch()
 	return b
 }
 
 func (b *box) touch() { b.used.Store(time.Now().UnixMilli()) }
 
-func (b *box) lastUse() time.Time { return time.UnixMilli(b.used.Load()) }
+// lastUse is the later of what this worker saw and what the record says: an
+// adopter carries the idle clock on.
+func (b *box) lastUse() time.Time {
+	used, recorded := time.UnixMilli(b.used.Load()), b.record().LastUse
+	if recorded.After(used) {
+		return recorded
+	}
+	return used
+}
 
 // record returns a copy of the record as last known.
 func (b *box) record() kv.Record {
@@ -92,16 +111,23 @@ func (b *box) live() *agent.Session {
 	return b.session
 }
 
-// load reads the record from the leader.
+// load reads the record from the leader. A read that was overtaken by a write
+// of this worker does not bring the older value back.
 func (b *box) load(ctx context.Context) (kv.Record, error) {
+	b.mu.Lock()
+	before := b.entry
+	b.mu.Unlock()
+	asked := time.Now()
 	e, err := b.w.store.Handles.Get(ctx, b.key)
 	if err != nil {
 		return kv.Record{}, err
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.entry, b.proven = e, time.Now()
-	return e.Value, nil
+	if b.entry == before || b.entry == nil || !e.Older(b.entry) {
+		b.entry, b.proven = e, asked
+	}
+	return b.entry.Value, nil
 }
 
 // own makes sure that this worker is the owner by a proof that is at most
@@ -134,38 +160,49 @@ type movedError struct{ owner messaging.WorkerID }
 
 func (movedError) Error() string { return "moved" }
 
-// change writes the record as fn leaves it, by compare-and-swap. A lost race
-// against a writer that left this worker the owner (another field) is tried
-// again; another owner's ends in Fenced.
+// change writes the record of the present generation as fn leaves it, by
+// compare-and-swap. Only the owner changes it: a lost race against a write that
+// left this worker the owner of the same generation is tried again, anything
+// else ends in Fenced.
 func (b *box) change(ctx context.Context, fn func(*kv.Record) error) error {
+	generation := b.record().Handle.Generation
 	for range 4 {
-		b.mu.Lock()
-		e := b.entry
-		b.mu.Unlock()
-		if e == nil {
-			if _, err := b.load(ctx); err != nil {
-				return err
-			}
-			continue
+		e, err := b.ours(ctx, generation)
+		if err != nil {
+			return err
 		}
 		next := *e
 		if err := fn(&next.Value); err != nil {
 			return err
 		}
 		next.Value.Changed = time.Now().UTC()
-		err := b.put(ctx, &next)
-		if !kv.IsRevision(err) {
+		if err = b.put(ctx, &next); !kv.IsRevision(err) {
 			return err
 		}
-		rec, err := b.load(ctx)
-		if err != nil {
+		if _, err := b.load(ctx); err != nil {
 			return err
-		}
-		if rec.Owner != string(b.w.id) {
-			return errMoved(rec.Owner)
 		}
 	}
 	return sandbox.Errorf(sandbox.Unavailable, "the sandbox's record changes too fast; try again").From(sandbox.FromWorker)
+}
+
+// ours returns the record if this worker owns that generation of the sandbox,
+// by what is known or else by the leader; generation "" stands for any.
+func (b *box) ours(ctx context.Context, generation string) (*kv.Entry[kv.Record], error) {
+	for look := false; ; look = true {
+		b.mu.Lock()
+		e := b.entry
+		b.mu.Unlock()
+		if e != nil && e.Value.Owner == string(b.w.id) && (generation == "" || e.Value.Handle.Generation == generation) {
+			return e, nil
+		}
+		if look {
+			return nil, errMoved(e.Value.Owner)
+		}
+		if _, err := b.load(ctx); err != nil {
+			return nil, err
+		}
+	}
 }
 
 // put stores e and makes it the box's record.
@@ -174,12 +211,13 @@ func (b *box) put(ctx context.Context, e *kv.Entry[kv.Record]) error {
 	if e.Value.State == kv.Gone {
 		ttl = kv.GoneTTL
 	}
+	asked := time.Now()
 	if err := b.w.store.Handles.PutFor(ctx, e, ttl); err != nil {
 		return err
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.entry, b.proven = e, time.Now()
+	b.entry, b.proven = e, asked
 	return nil
 }
 

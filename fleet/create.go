@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"strconv"
 	"time"
 
@@ -61,15 +62,24 @@ func (b *box) create(ctx context.Context, req *messaging.CreateRequest, spec san
 	}
 	ctx, cancel := context.WithTimeout(ctx, createFor)
 	defer cancel()
-	if err := b.w.admit(ctx, spec); err != nil {
+	ctx, abort := context.WithCancelCause(ctx)
+	defer abort(nil)
+	b.setAbort(abort)
+	defer b.setAbort(nil)
+	leave, err := b.w.admit(ctx, b.key, spec)
+	if err != nil {
 		return err
 	}
+	defer leave()
 	if err := b.begin(ctx, req, spec, requestID); err != nil {
 		b.w.unreserve(ctx, spec)
 		return err
 	}
 	if err := b.build(ctx, spec); err != nil {
-		b.abandon(ctx, err)
+		if why, ok := errors.AsType[*sandbox.Error](context.Cause(ctx)); ok {
+			err = why
+		}
+		b.abandon(ctx, spec, err)
 		return err
 	}
 	b.event(messaging.EventCreated, map[string]string{"generation": spec.Generation})
@@ -97,6 +107,23 @@ func (b *box) existing(ctx context.Context, rec kv.Record, req *messaging.Create
 	return false, b.remove(ctx, rec)
 }
 
+func (b *box) setAbort(abort context.CancelCauseFunc) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.abort = abort
+}
+
+// abortCreate ends a create that is under way, so that what is to be destroyed
+// is not waited for.
+func (b *box) abortCreate() {
+	b.mu.Lock()
+	abort := b.abort
+	b.mu.Unlock()
+	if abort != nil {
+		abort(sandbox.Errorf(sandbox.Canceled, "the sandbox was destroyed while it was being created").From(sandbox.FromWorker))
+	}
+}
+
 func (b *box) exists() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -107,7 +134,7 @@ func (b *box) exists() bool {
 // against its maxima.
 func (w *Worker) spec(req *messaging.CreateRequest, tenant sandbox.Tenant) (sandbox.Spec, error) {
 	spec := req.Spec()
-	spec.Tenant, spec.Generation, spec.Bucket = tenant, sandbox.NewID(), w.bucket
+	spec.Tenant, spec.Generation, spec.Bucket = tenant, sandbox.NewID(), w.bucketID()
 	if spec.Image == "" {
 		spec.Image = w.cfg.Image
 	}
@@ -241,12 +268,35 @@ func (b *box) setup(ctx context.Context, s *agent.Session, i int, c sandbox.Setu
 
 // abandon removes what a failed create made. The clean-up has a context of its
 // own, so that a withdrawn create leaves nothing either.
-func (b *box) abandon(ctx context.Context, cause error) {
+//
+// A worker that was stopped for a while may find that the name belongs to
+// another generation by now; that one is not touched.
+func (b *box) abandon(ctx context.Context, spec sandbox.Spec, cause error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanFor)
 	defer cancel()
 	b.log.WarnContext(ctx, "create failed", "error", cause, "code", sandbox.CodeOf(cause))
-	rec := b.record()
-	if err := b.removeAs(ctx, rec, createFailed); err != nil {
-		b.log.ErrorContext(ctx, "the leftovers of a failed create wait for the sweep", "error", err)
+	if sandbox.CodeOf(cause) == sandbox.Engine {
+		b.w.checkEngine()
+	}
+	b.mu.Lock()
+	b.spec = nil
+	b.mu.Unlock()
+	if rec := b.record(); rec.Handle.Generation == spec.Generation && rec.Owner == string(b.w.id) {
+		err := b.removeAs(ctx, rec, createFailed)
+		if err == nil {
+			return
+		}
+		b.log.ErrorContext(ctx, "the leftovers of a failed create are removed later", "error", err)
+		if _, moved := errors.AsType[movedError](err); !moved {
+			return
+		}
+	}
+	b.finish(errMoved(""))
+	lost := sandbox.Handle{
+		Provider: b.w.provider.Kind(), Engine: b.w.engine, Tenant: spec.Tenant, Name: spec.Name,
+		Generation: spec.Generation, Limits: spec.Limits,
+	}
+	if err := b.w.provider.Destroy(ctx, lost); err != nil {
+		b.log.ErrorContext(ctx, "the leftovers of a create that was taken over wait for the sweep", "error", err)
 	}
 }

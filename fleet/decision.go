@@ -19,7 +19,9 @@ type decisions struct {
 	dropped atomic.Uint64
 }
 
-func newDecisions() *decisions { return &decisions{queue: make(chan egress.Decision, decisionsWaiting)} }
+func newDecisions() *decisions {
+	return &decisions{queue: make(chan egress.Decision, decisionsWaiting)}
+}
 
 // take is the proxy's; it never waits.
 func (d *decisions) take(v egress.Decision) {

@@ -2,7 +2,10 @@ package fleet
 
 import (
 	"context"
+	"slices"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"shoal/kv"
 	"shoal/messaging"
@@ -12,14 +15,14 @@ import (
 // drain takes no new work, hands over what this worker owns, and waits for
 // what is being served, within the budget. Sandboxes and their commands run
 // on in any case.
-func (w *Worker) drain() {
+func (w *Worker) drain(hide context.CancelFunc) {
 	ctx, cancel := context.WithTimeout(w.ctx, w.cfg.DrainFor)
 	defer cancel()
 	w.log.Info("draining", "budget", w.cfg.DrainFor)
 	w.mu.Lock()
 	w.draining = true
 	w.mu.Unlock()
-	if err := w.showPresence(ctx, time.Now()); err != nil {
+	if err := w.showPresence(ctx); err != nil {
 		w.log.Warn("presence not renewed", "error", err)
 	}
 	if err := w.server.Leave(); err != nil {
@@ -29,6 +32,7 @@ func (w *Worker) drain() {
 	if err := w.server.Shutdown(ctx); err != nil {
 		w.log.Warn("stopping the server", "error", err)
 	}
+	hide() // or the presence would be written anew
 	e, err := w.store.Workers.Get(ctx, kv.WorkerKey(string(w.id)))
 	if err == nil {
 		err = w.store.Workers.Remove(ctx, e)
@@ -42,22 +46,52 @@ func (w *Worker) drain() {
 	w.log.Info("drained")
 }
 
-// handOverAll gives every sandbox to another worker of the engine, those with
-// open connections out last, a few at a time.
+// handOverAll gives every sandbox to another worker of the engine, a few at a
+// time. Those with open connections come last and are waited for: what is still
+// open when the budget nears its end is cut.
 func (w *Worker) handOverAll(ctx context.Context) {
-	heirs := w.peers.of(w.engine)
-	var talking []*box
+	heirs := slices.DeleteFunc(w.peers.of(w.engine), func(id messaging.WorkerID) bool { return id == w.id })
+	var quiet, busy []*box
 	for _, b := range w.all() {
-		if b.egress.Active(time.Minute) {
-			talking = append(talking, b)
-			continue
+		if b.connections() > 0 {
+			busy = append(busy, b)
+		} else {
+			quiet = append(quiet, b)
 		}
-		w.handOver(ctx, b, heirs)
 	}
-	for _, b := range talking {
-		w.handOver(ctx, b, heirs)
+	w.handOverSome(ctx, quiet, heirs)
+	patience, cancel := context.WithTimeout(ctx, w.cfg.DrainFor*2/3)
+	defer cancel()
+	cut := 0
+	for _, b := range busy {
+		for b.connections() > 0 && pause(patience, 50*time.Millisecond) {
+		}
+		cut += b.connections()
 	}
+	if cut > 0 {
+		w.log.Warn("connections that outlast the drain are cut", "connections", cut)
+	}
+	w.handOverSome(ctx, busy, heirs)
 }
+
+// connections counts what a handing over would cut: forwarded ports, and
+// tunnels to the outside.
+func (b *box) connections() int { return int(b.ports.Load()) + b.egress.OpenTunnels() }
+
+func (w *Worker) handOverSome(ctx context.Context, boxes []*box, heirs []messaging.WorkerID) {
+	var g errgroup.Group
+	g.SetLimit(2 * attachesAtOnce)
+	for _, b := range boxes {
+		g.Go(func() error {
+			w.handOver(ctx, b, heirs)
+			return nil
+		})
+	}
+	_ = g.Wait() // never fails; each sandbox speaks for itself
+}
+
+// adoptFor is how long an heir may take to accept a sandbox.
+const adoptFor = 2 * time.Second
 
 // handOver writes the heir into the record and asks it to take over; without
 // one the record has no owner and the next worker finds it.
@@ -74,9 +108,6 @@ func (w *Worker) handOver(ctx context.Context, b *box, heirs []messaging.WorkerI
 	defer release()
 	to := heir(heirs, b.key)
 	if err := b.change(ctx, func(r *kv.Record) error {
-		if r.Owner != string(w.id) {
-			return errMoved(r.Owner)
-		}
 		r.Owner = string(to)
 		return nil
 	}); err != nil {
@@ -86,15 +117,20 @@ func (w *Worker) handOver(ctx context.Context, b *box, heirs []messaging.WorkerI
 	if to == "" {
 		return
 	}
+	asked, cancel := context.WithTimeout(ctx, adoptFor)
+	defer cancel()
 	req := messaging.AdoptRequest{Tenant: rec.Handle.Tenant, Sandbox: rec.Handle.Name}
-	if err := w.server.Ask(ctx, to, messaging.OpAdopt, req, &messaging.Done{}); err != nil {
-		b.log.Warn("the heir did not answer", "heir", to, "error", err)
+	if err := w.server.Ask(asked, to, messaging.OpAdopt, req, &messaging.Done{}); err != nil {
+		b.log.Warn("the heir did not answer; requests and the sweep find the sandbox", "heir", to, "error", err)
 	}
 }
 
 // adoptAsked attaches to a sandbox that another worker has handed over.
 func (w *Worker) adoptAsked(ctx context.Context, r *messaging.Request) (any, error) {
 	req := body[messaging.AdoptRequest](r)
+	if w.isDraining() {
+		return nil, errDraining()
+	}
 	b := w.box(req.Tenant, req.Sandbox)
 	rec, err := b.load(ctx)
 	if err != nil {

@@ -136,7 +136,8 @@ func (b *box) start(ctx context.Context, req *messaging.ExecRequest, r *messagin
 		sent = sent || detached(err)
 		return err
 	})
-	if detached(err) {
+	_, moved := errors.AsType[movedError](err)
+	if detached(err) || moved && sent && req.Boot == "" { // elsewhere it would be bound to another boot
 		return nil, errOutcome()
 	}
 	return st, err

@@ -112,6 +112,9 @@ func (w *Worker) write(ctx context.Context, r *messaging.Request) (any, error) {
 		sent = sent || sandbox.CodeOf(err) == sandbox.OutcomeUnknown
 		return err
 	})
+	if err != nil && sent && (opts.IfAbsent || opts.IfHash != "") {
+		err = errWriteUnknown()
+	}
 	return info, err
 }
 
@@ -220,12 +223,17 @@ func (w *Worker) onFiles(ctx context.Context, r *messaging.Request, fn func(cont
 // own first try: a stream that breaks after it was sent is OutcomeUnknown.
 func (w *Worker) onceOnFiles(ctx context.Context, r *messaging.Request, fn func(context.Context, *agent.Session) error) error {
 	sent := false
-	return w.onFiles(ctx, r, func(ctx context.Context, s *agent.Session) error {
+	unknown := sandbox.Errorf(sandbox.OutcomeUnknown, "the stream to the sandbox broke before the answer; look at the files").From(sandbox.FromWorker)
+	err := w.onFiles(ctx, r, func(ctx context.Context, s *agent.Session) error {
 		if sent {
-			return sandbox.Errorf(sandbox.OutcomeUnknown, "the stream to the sandbox broke before the answer; look at the files").From(sandbox.FromWorker)
+			return unknown
 		}
 		err := fn(ctx, s)
 		sent = sandbox.CodeOf(err) == sandbox.OutcomeUnknown
 		return err
 	})
+	if sent && err != nil {
+		return unknown
+	}
+	return err
 }

@@ -23,6 +23,15 @@ func (g gate) share(ctx context.Context) (release func(), err error) { return g.
 // alone waits until it is the only one inside.
 func (g gate) alone(ctx context.Context) (release func(), err error) { return g.take(ctx, gateWidth) }
 
+// idle reports whether nobody is inside just now.
+func (g gate) idle() bool {
+	if !g.s.TryAcquire(gateWidth) {
+		return false
+	}
+	g.s.Release(gateWidth)
+	return true
+}
+
 func (g gate) take(ctx context.Context, n int64) (func(), error) {
 	if err := g.s.Acquire(ctx, n); err != nil {
 		return nil, sandbox.AsError(context.Cause(ctx))

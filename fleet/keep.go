@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"shoal/kv"
@@ -24,7 +25,10 @@ const useEvery = time.Minute
 // slow work goes to a goroutine of its own, one per box.
 func (b *box) keep(ctx context.Context, now time.Time) {
 	rec := b.record()
-	if rec.Owner != string(b.w.id) || rec.State == "" || rec.State == kv.Gone || !b.keeping.CompareAndSwap(false, true) {
+	if rec.Owner != string(b.w.id) || rec.State == "" || rec.State == kv.Gone || b.w.isDraining() || !b.later.due(now) {
+		return
+	}
+	if !b.keeping.CompareAndSwap(false, true) {
 		return
 	}
 	act := b.due(rec, now)
@@ -34,15 +38,38 @@ func (b *box) keep(ctx context.Context, now time.Time) {
 	}
 	b.w.bg.Go(func() {
 		defer b.keeping.Store(false)
-		if err := act(ctx); err != nil && sandbox.CodeOf(err) != sandbox.Busy {
-			b.log.WarnContext(ctx, "looking after an idle sandbox", "error", err)
+		err := act(ctx)
+		b.later.note(err)
+		if err != nil && sandbox.CodeOf(err) != sandbox.Busy {
+			b.log.WarnContext(ctx, "looking after a sandbox", "error", err)
 		}
 	})
+}
+
+// backoff spaces the repeats of what failed, from one second to half a minute.
+// It belongs to one goroutine at a time.
+type backoff struct {
+	until atomic.Int64 // Unix milliseconds
+	wait  time.Duration
+}
+
+func (f *backoff) due(now time.Time) bool { return now.UnixMilli() >= f.until.Load() }
+
+func (f *backoff) note(err error) {
+	if err == nil {
+		f.wait = 0
+		return
+	}
+	f.wait = min(max(time.Second, 2*f.wait), 30*time.Second)
+	f.until.Store(time.Now().Add(f.wait).UnixMilli())
 }
 
 // due returns what is to be done now, nil for nothing.
 func (b *box) due(rec kv.Record, now time.Time) func(context.Context) error {
 	used := b.lastUse()
+	if act := b.stuck(rec, now); act != nil {
+		return act
+	}
 	if rec.TTL > 0 && now.After(rec.Created.Add(rec.TTL.Duration())) {
 		return func(ctx context.Context) error { return b.destroyAs(ctx, "ttl") }
 	}
@@ -63,7 +90,59 @@ func (b *box) due(rec kv.Record, now time.Time) func(context.Context) error {
 	if b.live() != nil && rec.State == kv.Running && !b.tunnelOn() && now.Sub(used) > b.w.cfg.DetachAfter {
 		return b.detachIdle
 	}
+	if now.Sub(b.lastProof()) > proveEvery {
+		return b.prove
+	}
 	return nil
+}
+
+// proveEvery is how old the proof of ownership of a sandbox that nobody uses
+// may become: another worker may have taken it over unnoticed.
+const proveEvery = time.Minute
+
+func (b *box) lastProof() time.Time {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.proven
+}
+
+func (b *box) prove(ctx context.Context) error {
+	_, err := b.load(ctx)
+	return err // a box that is not ours any more is let go of by reap
+}
+
+// stuck returns what finishes an operation that failed in its middle: no other
+// worker looks after a record whose owner lives. While an operation runs it
+// holds the gate.
+func (b *box) stuck(rec kv.Record, now time.Time) func(context.Context) error {
+	var act func(context.Context) error
+	switch rec.State {
+	case kv.Suspending, kv.Resuming:
+		act = b.settleHeld
+	case kv.Destroying:
+		act = func(ctx context.Context) error { return b.removeAs(ctx, b.record(), "destroyed") }
+	case kv.Creating:
+		if now.Sub(rec.Changed) < b.w.cfg.SweepGrace {
+			return nil // a repeat of the create may be on its way
+		}
+		act = func(ctx context.Context) error { return b.removeAs(ctx, b.record(), createFailed) }
+	default:
+		return nil
+	}
+	if !b.gate.idle() {
+		return nil
+	}
+	return func(ctx context.Context) error {
+		release, err := b.gate.alone(ctx)
+		if err != nil {
+			return err
+		}
+		defer release()
+		if b.record().State != rec.State || b.record().Handle.Generation != rec.Handle.Generation {
+			return nil // somebody was faster
+		}
+		return act(ctx)
+	}
 }
 
 // broken reports whether the session ended without our doing.
@@ -93,12 +172,19 @@ const idleBox = time.Minute
 
 // reap lets go of a box that stands for nothing any more.
 func (w *Worker) reap(b *box, now time.Time) {
-	rec := b.record()
-	if rec.Owner == string(w.id) || now.Sub(b.lastUse()) < idleBox || b.holds.Load() > 0 || !b.gate.s.TryAcquire(gateWidth) {
+	if b.record().Owner == string(w.id) || b.holds.Load() > 0 || !b.gate.s.TryAcquire(gateWidth) {
 		return
 	}
 	defer b.gate.s.Release(gateWidth)
-	w.drop(b, messaging.ErrMoved)
+	w.mu.Lock()
+	idle := now.Sub(time.UnixMilli(b.seen.Load())) > idleBox && w.boxes[b.key] == b
+	if idle {
+		delete(w.boxes, b.key) // under the lock that requests find it by
+	}
+	w.mu.Unlock()
+	if idle {
+		b.close(messaging.ErrMoved)
+	}
 }
 
 // nextIdleStep returns what the idle policy does next to a sandbox, and when.
@@ -125,16 +211,18 @@ func (w *Worker) canPause() bool {
 
 // idle takes one step of the policy, unless something holds the sandbox awake.
 func (b *box) idle(ctx context.Context, step string, used time.Time) error {
-	if step == stepDestroy {
-		return b.destroyAs(ctx, "idle")
-	}
 	busy, err := b.keptAwake(ctx)
 	if err != nil {
 		return err
 	}
-	if busy || b.lastUse().After(used) {
+	if busy {
 		b.touch()
+	}
+	if busy || b.lastUse().After(used) {
 		return nil
+	}
+	if step == stepDestroy {
+		return b.destroyAs(ctx, "idle")
 	}
 	mode := sandbox.SuspendMemory
 	if step == stepStop {

@@ -35,19 +35,21 @@ func (b *box) kill(ctx context.Context, k sandbox.KillRequest) (sandbox.KillResu
 // confirmed within the bound, or something survived it.
 func (b *box) confirmed(ctx context.Context, fn func(context.Context, *agent.Session) (sandbox.KillResult, error)) (sandbox.KillResult, error) {
 	var result sandbox.KillResult
-	limited, cancel := context.WithTimeout(ctx, b.w.cfg.KillFor+time.Second)
-	defer cancel()
-	err := b.call(limited, func(ctx context.Context, s *agent.Session) (err error) {
-		result, err = fn(ctx, s)
+	late := false
+	err := b.call(ctx, func(ctx context.Context, s *agent.Session) (err error) {
+		limited, cancel := context.WithTimeout(ctx, b.w.cfg.KillFor+time.Second)
+		defer cancel()
+		result, err = fn(limited, s)
+		late = err != nil && limited.Err() != nil
 		return err
 	})
 	switch {
 	case err == nil && len(result.Survivors) == 0:
 		return result, nil
-	case err != nil && limited.Err() == nil && !detached(err):
-		return result, err
 	case ctx.Err() != nil:
 		return result, sandbox.AsError(context.Cause(ctx))
+	case err != nil && !late && !detached(err) && sandbox.CodeOf(err) != sandbox.Timeout:
+		return result, err
 	}
 	b.log.WarnContext(ctx, "kill not confirmed; the sandbox is reset", "error", err, "survivors", len(result.Survivors))
 	if err := b.resetAll(ctx); err != nil {

@@ -99,9 +99,29 @@ func (b *box) suspend(ctx context.Context, mode sandbox.SuspendMode, force bool)
 		return errGone(rec)
 	}
 	if err := b.quiesce(ctx, rec, mode, force); err != nil {
+		b.unquiesce(ctx, mode)
 		return err
 	}
-	return b.stop(ctx, mode)
+	err = b.stop(ctx, mode)
+	if err != nil {
+		b.unquiesce(ctx, mode)
+	}
+	return err
+}
+
+// unquiesce opens again what quiesce has closed, when the suspension failed
+// before it was written down; afterwards the next attachment does it.
+func (b *box) unquiesce(ctx context.Context, mode sandbox.SuspendMode) {
+	s := b.live()
+	if s == nil || b.record().State != kv.Running {
+		return
+	}
+	b.restoreEgress()
+	if mode == sandbox.SuspendMemory {
+		if err := s.Release(context.WithoutCancel(ctx)); err != nil {
+			b.log.DebugContext(ctx, "the hold ends by itself", "error", err)
+		}
+	}
 }
 
 // quiesce prepares the inside for a suspension: egress ends, clocks stand
@@ -183,6 +203,7 @@ func (b *box) stop(ctx context.Context, mode sandbox.SuspendMode) error {
 
 // destroy removes the sandbox; it existed if true.
 func (b *box) destroy(ctx context.Context, why string) (bool, error) {
+	b.abortCreate()
 	release, err := b.gate.alone(ctx)
 	if err != nil {
 		return false, err

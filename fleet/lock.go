@@ -11,70 +11,109 @@ import (
 	"shoal/sandbox"
 )
 
-// lockWatch knows the locks as the watch last told them, and wakes those who
-// wait for one.
+// lockWatch knows the locks as the watch last told them.
 type lockWatch struct {
-	mu      sync.Mutex
-	known   map[string]kv.Lock // by key
-	changed chan struct{}      // closed and replaced at each change
+	mu    sync.Mutex
+	known map[string]kv.Lock // by key
+	// former is what was known before the watch was built anew; what is not
+	// told of again by its Synced has vanished while it was deaf.
+	former map[string]kv.Lock
 }
 
-func newLockWatch() *lockWatch {
-	return &lockWatch{known: map[string]kv.Lock{}, changed: make(chan struct{})}
-}
+func newLockWatch() *lockWatch { return &lockWatch{known: map[string]kv.Lock{}} }
 
-// wait returns a channel that is closed at the next change of any lock.
-func (l *lockWatch) wait() <-chan struct{} {
+// apply notes a change and returns the locks that have vanished, by key.
+func (l *lockWatch) apply(c kv.Change[kv.Lock]) map[string]kv.Lock {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.changed
-}
-
-// apply notes a change and returns the lock that has vanished, if one has.
-func (l *lockWatch) apply(c kv.Change[kv.Lock]) (gone kv.Lock, ok bool) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
+	gone := map[string]kv.Lock{}
 	switch c.Kind {
 	case kv.Reset:
-		// What vanished while the watch was deaf is found by the claim's and the
-		// acquirer's own reads; waiters look again.
-		clear(l.known)
+		for key, lock := range l.known {
+			if l.former == nil {
+				l.former = map[string]kv.Lock{}
+			}
+			l.former[key] = lock
+		}
+		l.known = map[string]kv.Lock{}
 	case kv.Set:
 		l.known[c.Entry.Key] = c.Entry.Value
 	case kv.Removed:
-		gone, ok = l.known[c.Entry.Key]
+		if lock, ok := l.known[c.Entry.Key]; ok {
+			gone[c.Entry.Key] = lock
+		}
 		delete(l.known, c.Entry.Key)
 	case kv.Synced:
+		for key, lock := range l.former {
+			if now, ok := l.known[key]; !ok || now.Token != lock.Token {
+				gone[key] = lock
+			}
+		}
+		l.former = nil
 	}
-	close(l.changed)
-	l.changed = make(chan struct{})
-	return gone, ok
+	return gone
+}
+
+// forget drops a lock that was released: its end is no loss.
+func (l *lockWatch) forget(key string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.known, key)
+	delete(l.former, key)
 }
 
 // watchLocks follows all locks: the owner of a sandbox tells its agent when
-// one of them has expired.
+// one of them has expired, and wakes those who wait for it.
 func (w *Worker) watchLocks() {
 	_ = w.store.Locks.Watch(w.ctx, ">", func(c kv.Change[kv.Lock]) { // ends with ctx only
-		lock, gone := w.locks.apply(c)
-		if !gone {
+		for key, lock := range w.locks.apply(c) {
+			w.bg.Go(func() { w.lockGone(key, lock) })
+		}
+		if c.Entry == nil {
+			for _, b := range w.all() {
+				b.lockChanged()
+			}
 			return
 		}
-		w.bg.Go(func() { w.lockGone(c.Entry.Key, lock) })
+		handle, _, _ := kv.ParseLockKey(c.Entry.Key)
+		if b := w.peek(handle); b != nil {
+			b.lockChanged()
+		}
 	})
+}
+
+// lockChange returns a channel that is closed at the next change of a lock of
+// the sandbox.
+func (b *box) lockChange() <-chan struct{} {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.locked
+}
+
+func (b *box) lockChanged() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	close(b.locked)
+	b.locked = make(chan struct{})
 }
 
 // lockGone tells the agent that a lock has expired, after a look at the leader:
 // a marker is only a hint.
 func (w *Worker) lockGone(key string, lock kv.Lock) {
 	handle, tag, ok := kv.ParseLockKey(key)
-	b := w.find(handle)
+	b := w.peek(handle)
 	if !ok || b == nil || b.live() == nil {
 		return // the next claim carries what is live
 	}
 	ctx, cancel := context.WithTimeout(w.ctx, engineFor)
 	defer cancel()
+	release, err := b.granting.alone(ctx) // a grant under way has a newer token
+	if err != nil {
+		return
+	}
+	defer release()
 	e, err := w.store.Locks.Get(ctx, key)
-	if err != nil || e.Exists {
+	if err != nil || e.Exists && e.Value.Token == lock.Token {
 		return
 	}
 	if s := b.live(); s != nil {
@@ -94,7 +133,7 @@ func (w *Worker) lockAcquire(ctx context.Context, r *messaging.Request) (any, er
 	}
 	until := time.Now().Add(req.Wait.Duration())
 	for {
-		changed := w.locks.wait()
+		changed := b.lockChange()
 		lock, err := b.tryLock(ctx, req)
 		if sandbox.CodeOf(err) != sandbox.Locked || time.Now().After(until) {
 			return lock, err
@@ -268,7 +307,7 @@ func (w *Worker) lockRenew(ctx context.Context, r *messaging.Request) (any, erro
 		e.Value.TTL = sandbox.Millis(ttl)
 	}
 	if err := w.store.Locks.PutFor(ctx, e, ttl); err != nil {
-		return nil, err
+		return nil, lostLock(err)
 	}
 	lock := lockInfo(b.record().Handle.Name, req.Tag, e.Value)
 	lock.Token = e.Value.Token
@@ -299,7 +338,23 @@ func (w *Worker) lockRelease(ctx context.Context, r *messaging.Request) (any, er
 			return nil, err
 		}
 	}
-	return messaging.Done{}, w.store.Locks.Remove(ctx, e)
+	return messaging.Done{}, b.removeLock(ctx, req, e)
+}
+
+// removeLock removes the key of a lock; a renewal of the same holder that comes
+// between is no obstacle.
+func (b *box) removeLock(ctx context.Context, req *messaging.LockReleaseRequest, e *kv.Entry[kv.Lock]) error {
+	var err error
+	for range 3 {
+		b.w.locks.forget(e.Key)
+		if err = b.w.store.Locks.Remove(ctx, e); !kv.IsRevision(err) {
+			return err
+		}
+		if e, err = b.mine(ctx, req.Tag, req.Token); err != nil {
+			return err
+		}
+	}
+	return err
 }
 
 // lockList lists a tenant's locks, without their tokens.

@@ -22,6 +22,49 @@ type peers struct {
 	known map[messaging.WorkerID]kv.Presence
 	// missed pings in a row, of the workers of this engine.
 	missed map[messaging.WorkerID]int
+	// fresh is what a watch that was built anew has shown until it is synced;
+	// until then the former knowledge stands.
+	fresh map[messaging.WorkerID]kv.Presence
+	// since is from when on this worker hears the others; zero = not yet.
+	since time.Time
+}
+
+// judges reports whether this worker has heard the others for long enough to
+// call one of them dead.
+func (p *peers) judges(now time.Time) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !p.since.IsZero() && now.Sub(p.since) >= settle
+}
+
+// deaf starts the time anew from which a worker may judge.
+func (p *peers) deaf(now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if !p.since.IsZero() {
+		p.since = now
+	}
+}
+
+// apply notes a change of the presences.
+func (p *peers) apply(c kv.Change[kv.Presence]) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	into := p.known
+	if p.fresh != nil {
+		into = p.fresh
+	}
+	switch c.Kind {
+	case kv.Reset:
+		p.fresh = map[messaging.WorkerID]kv.Presence{}
+	case kv.Set:
+		into[messaging.WorkerID(c.Entry.Key)] = c.Entry.Value
+	case kv.Removed:
+		delete(into, messaging.WorkerID(c.Entry.Key))
+	case kv.Synced:
+		p.known, p.fresh = p.fresh, nil
+		p.missed, p.since = map[messaging.WorkerID]int{}, time.Now()
+	}
 }
 
 // alive reports whether a worker shows its presence.
@@ -56,20 +99,7 @@ func (p *peers) all() map[messaging.WorkerID]kv.Presence {
 
 // watchPeers follows the presences.
 func (w *Worker) watchPeers() {
-	_ = w.store.Workers.Watch(w.ctx, ">", func(c kv.Change[kv.Presence]) { // ends with ctx only
-		w.peers.mu.Lock()
-		defer w.peers.mu.Unlock()
-		switch c.Kind {
-		case kv.Reset:
-			w.peers.known = map[messaging.WorkerID]kv.Presence{}
-			w.peers.missed = map[messaging.WorkerID]int{}
-		case kv.Set:
-			w.peers.known[messaging.WorkerID(c.Entry.Key)] = c.Entry.Value
-		case kv.Removed:
-			delete(w.peers.known, messaging.WorkerID(c.Entry.Key))
-		case kv.Synced:
-		}
-	})
+	_ = w.store.Workers.Watch(w.ctx, ">", w.peers.apply) // ends with ctx only
 }
 
 // presenceEvery is how often a worker renews its presence, whose TTL is 10 s
@@ -78,47 +108,51 @@ const presenceEvery = 3 * time.Second
 
 // keepPresence renews this worker's presence. Losing it costs nothing but
 // time: the next renewal writes it anew.
-func (w *Worker) keepPresence() {
-	started := time.Now().UTC()
+func (w *Worker) keepPresence(ctx context.Context) {
 	tick := time.NewTicker(presenceEvery)
 	defer tick.Stop()
 	for {
-		if err := w.showPresence(w.ctx, started); err != nil && w.ctx.Err() == nil {
+		if err := w.showPresence(ctx); err != nil && ctx.Err() == nil {
 			w.log.Warn("presence not renewed", "error", err)
 		}
 		select {
-		case <-w.ctx.Done():
+		case <-ctx.Done():
 			return
 		case <-tick.C:
 		}
 	}
 }
 
-func (w *Worker) showPresence(ctx context.Context, started time.Time) error {
+func (w *Worker) showPresence(ctx context.Context) error {
 	e, err := w.store.Workers.Get(ctx, kv.WorkerKey(string(w.id)))
 	if err != nil {
 		return err
 	}
 	owned, used := w.usage()
 	e.Value = kv.Presence{
-		Engine: w.engine, Provider: w.provider.Kind(), Version: w.cfg.Version, Started: started,
+		Engine: w.engine, Provider: w.provider.Kind(), Version: w.cfg.Version, Started: w.started,
 		Capacity: w.cfg.Capacity, Used: used, Sandboxes: owned, Draining: w.isDraining(), Ready: w.compared(),
 	}
 	return w.store.Workers.Put(ctx, e)
 }
 
-// usage sums up the limits of what this worker owns.
+// usage sums up the limits of what this worker owns or is about to.
 func (w *Worker) usage() (owned int, used sandbox.Limits) {
+	w.mu.Lock()
+	all := maps.Clone(w.incoming)
+	w.mu.Unlock()
 	for _, b := range w.all() {
 		rec := b.record()
-		if rec.Owner != string(w.id) || rec.State == kv.Gone || rec.State == "" {
-			continue
+		if rec.Owner == string(w.id) && rec.State != kv.Gone && rec.State != "" {
+			owned++
+			all[b.key] = rec.Handle.Limits
 		}
-		owned++
-		used.CPU += rec.Handle.Limits.CPU
-		used.MemoryMB += rec.Handle.Limits.MemoryMB
-		used.DiskMB += rec.Handle.Limits.DiskMB
-		used.Pids += rec.Handle.Limits.Pids
+	}
+	for _, l := range all {
+		used.CPU += l.CPU
+		used.MemoryMB += l.MemoryMB
+		used.DiskMB += l.DiskMB
+		used.Pids += l.Pids
 	}
 	return owned, used
 }
@@ -138,7 +172,6 @@ func (w *Worker) probePeers() {
 	tick := time.NewTicker(probeEvery)
 	defer tick.Stop()
 	var connects uint64
-	since := time.Now()
 	for {
 		select {
 		case <-w.ctx.Done():
@@ -146,13 +179,14 @@ func (w *Worker) probePeers() {
 		case <-tick.C:
 		}
 		if n := w.cfg.Conn.Stats().Reconnects; n != connects || !w.cfg.Conn.IsConnected() {
-			connects, since = n, time.Now()
+			connects = n
+			w.peers.deaf(time.Now())
 		}
-		if time.Since(since) < settle {
+		if !w.peers.judges(time.Now()) {
 			continue
 		}
 		for _, dead := range w.probe() {
-			w.inherit(dead)
+			w.bg.Go(func() { w.inherit(dead) })
 		}
 	}
 }
@@ -186,7 +220,7 @@ func (w *Worker) probe() []messaging.WorkerID {
 func (p *peers) heard(id messaging.WorkerID, err error) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if _, known := p.known[id]; !known || p.missed == nil {
+	if _, known := p.known[id]; !known {
 		return false
 	}
 	if err == nil {
@@ -197,12 +231,22 @@ func (p *peers) heard(id messaging.WorkerID, err error) bool {
 	return p.missed[id] == missesToDeath
 }
 
+// doubt makes the next missed ping count as the peer's death once more.
+func (p *peers) doubt(id messaging.WorkerID) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.missed[id] >= missesToDeath {
+		p.missed[id] = missesToDeath - 1
+	}
+}
+
 // inherit adopts the running sandboxes of a dead worker that fall to this one,
 // those with egress first.
 func (w *Worker) inherit(dead messaging.WorkerID) {
 	entries, err := w.store.Handles.List(w.ctx, "")
 	if err != nil {
-		w.log.Warn("a peer is gone and its sandboxes cannot be listed; requests and the sweep adopt them", "peer", dead, "error", err)
+		w.log.Warn("a peer is gone and its sandboxes cannot be listed; tried again", "peer", dead, "error", err)
+		w.peers.doubt(dead)
 		return
 	}
 	heirs := append(w.peers.of(w.engine), w.id)

@@ -10,12 +10,25 @@ import (
 )
 
 // admit reserves the tenant's quota for a new sandbox, after a look at the
-// engine's capacity.
-func (w *Worker) admit(ctx context.Context, spec sandbox.Spec) error {
+// engine's capacity, where the sandbox counts until leave is called; by then
+// its record does.
+func (w *Worker) admit(ctx context.Context, key string, spec sandbox.Spec) (leave func(), err error) {
+	w.admitting.Lock()
+	defer w.admitting.Unlock()
 	if err := w.room(spec.Limits); err != nil {
-		return err
+		return nil, err
 	}
-	return w.reserve(ctx, spec)
+	if err := w.reserve(ctx, spec); err != nil {
+		return nil, err
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.incoming[key] = spec.Limits
+	return func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		delete(w.incoming, key)
+	}, nil
 }
 
 // room answers Busy when the engine has no capacity left for l.
@@ -48,7 +61,7 @@ func (w *Worker) roomiest(l sandbox.Limits) messaging.WorkerID {
 	free := map[string]int{}
 	some := map[string]messaging.WorkerID{}
 	for id, p := range w.peers.all() {
-		if p.Engine == w.engine || p.Draining || !p.Ready {
+		if p.Engine == w.engine || p.Draining || !p.Ready || !w.peers.alive(id) {
 			continue
 		}
 		if _, ok := free[p.Engine]; !ok {

@@ -22,7 +22,7 @@ func (w *Worker) owned(ctx context.Context, r *messaging.Request) (*box, error) 
 	}
 	for range 3 {
 		b, err := w.locate(ctx, r, key)
-		if _, moved := errors.AsType[movedError](err); moved && r.From == "" {
+		if m, moved := errors.AsType[movedError](err); moved && (r.From == "" || m.owner == "") {
 			continue // somebody was faster; look again
 		}
 		return b, err
@@ -58,8 +58,8 @@ func (w *Worker) locate(ctx context.Context, r *messaging.Request, key string) (
 	}
 	rec := e.Value
 	switch {
-	case !e.Exists && !w.compared():
-		return nil, errComparing()
+	case !e.Exists && w.unsound() != nil:
+		return nil, w.unsound()
 	case !e.Exists:
 		return nil, sandbox.Errorf(sandbox.NotFound, "there is no sandbox %s; create it", r.Target().Sandbox).From(sandbox.FromWorker)
 	case rec.State == kv.Gone:

@@ -2,8 +2,10 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
+	"time"
 
 	"shoal/agent"
 	"shoal/kv"
@@ -20,8 +22,22 @@ func (w *Worker) handle(ctx context.Context, r *messaging.Request) (any, error) 
 	if !ok {
 		return nil, sandbox.Errorf(sandbox.Unsupported, "this worker does not know the operation %s", r.Op).From(sandbox.FromWorker)
 	}
-	return serve(w, ctx, r)
+	for try := 0; ; try++ {
+		result, err := serve(w, ctx, r)
+		if _, moved := errors.AsType[movedError](err); !moved {
+			return result, err
+		}
+		// Nothing was done: the new owner is asked, by this worker if it may.
+		if try == 2 || r.From != "" || readsInput[r.Op] {
+			return nil, sandbox.Errorf(sandbox.Busy, "the sandbox has just changed its owner; ask again").
+				Because("moved").After(100 * time.Millisecond).From(sandbox.FromWorker).Wrap(err)
+		}
+	}
 }
+
+// readsInput are the operations that may have taken some of their input when
+// they fail.
+var readsInput = map[messaging.Op]bool{messaging.OpWrite: true, messaging.OpTarPut: true, messaging.OpForward: true}
 
 // operations maps each operation to what serves it. It is never written to.
 var operations = map[messaging.Op]func(*Worker, context.Context, *messaging.Request) (any, error){
@@ -71,16 +87,19 @@ func (w *Worker) create(ctx context.Context, r *messaging.Request) (any, error) 
 	if w.isDraining() {
 		return nil, errDraining()
 	}
-	if !w.compared() {
-		return nil, errComparing()
-	}
 	key := kv.HandleKey(r.Tenant, req.Name)
 	e, err := w.store.Handles.Get(ctx, key)
 	if err != nil {
 		return nil, err
 	}
-	if e.Exists && e.Value.State != kv.Gone && e.Value.Owner != string(w.id) {
+	living := e.Exists && e.Value.State != kv.Gone
+	if living && e.Value.Owner != string(w.id) {
 		if _, err := w.owned(ctx, r); err != nil {
+			return nil, err
+		}
+	}
+	if !living {
+		if err := w.place(ctx, r, req); err != nil {
 			return nil, err
 		}
 	}
@@ -90,6 +109,26 @@ func (w *Worker) create(ctx context.Context, r *messaging.Request) (any, error) 
 	}
 	b.fill(r)
 	return b.info(), nil
+}
+
+// place hands a create to another engine when this worker's does not answer or
+// has no room; nil = it stays here.
+func (w *Worker) place(ctx context.Context, r *messaging.Request, req *messaging.CreateRequest) error {
+	why := w.unsound()
+	if why == nil {
+		why = w.room(req.Limits.Or(w.cfg.Limits))
+	}
+	if why == nil || r.From != "" {
+		return why
+	}
+	to := w.roomiest(req.Limits.Or(w.cfg.Limits))
+	if to == "" {
+		return why
+	}
+	if err := w.forward(ctx, r, to); !errors.Is(err, messaging.ErrNoOwner) {
+		return err
+	}
+	return why
 }
 
 // requestID returns the client's request id, or a fresh one that nothing else
@@ -117,8 +156,8 @@ func (w *Worker) get(ctx context.Context, r *messaging.Request) (any, error) {
 // one can be looked at.
 func (w *Worker) visible(r *messaging.Request, e *kv.Entry[kv.Record]) error {
 	switch want := r.Target().Generation; {
-	case !e.Exists && !w.compared():
-		return errComparing()
+	case !e.Exists && w.unsound() != nil:
+		return w.unsound()
 	case !e.Exists:
 		return sandbox.Errorf(sandbox.NotFound, "there is no sandbox %s", r.Target().Sandbox).From(sandbox.FromWorker)
 	case want != "" && want != e.Value.Handle.Generation:
@@ -133,8 +172,8 @@ func (w *Worker) list(ctx context.Context, r *messaging.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	if !w.compared() {
-		return nil, errComparing()
+	if err := w.unsound(); err != nil {
+		return nil, err
 	}
 	infos := make([]messaging.SandboxInfo, 0, len(entries))
 	for _, e := range entries {

@@ -22,16 +22,47 @@ func (w *Worker) compared() bool {
 	return w.sound
 }
 
-func (w *Worker) setSound(v bool) {
+// unsound returns why this worker takes no creates and calls no name missing;
+// nil = it does.
+func (w *Worker) unsound() error {
 	w.mu.Lock()
-	changed := w.sound != v
-	w.sound = v
-	w.mu.Unlock()
+	defer w.mu.Unlock()
 	switch {
-	case changed && v:
+	case w.sound:
+		return nil
+	case w.failing == nil:
+		return errComparing()
+	}
+	return sandbox.Errorf(sandbox.Engine, "the engine of this worker does not answer; try again").
+		Because("engine_down").Wrap(w.failing).From(sandbox.FromWorker).After(2 * time.Second)
+}
+
+// setSound notes that the engine was compared with the records, or why not.
+func (w *Worker) setSound(failing error) {
+	w.mu.Lock()
+	changed := w.sound != (failing == nil)
+	w.sound, w.failing = failing == nil, failing
+	w.mu.Unlock()
+	if !changed {
+		return
+	}
+	if failing == nil {
 		w.log.Info("the engine answers and agrees with the records")
-	case changed:
-		w.log.Error("the engine does not answer; this worker takes no creates until it does")
+	} else {
+		w.log.Error("the engine does not answer; this worker takes no creates until it does", "error", failing)
+	}
+	w.bg.Go(func() {
+		if err := w.showPresence(w.ctx); err != nil {
+			w.log.Warn("presence not renewed", "error", err)
+		}
+	})
+}
+
+// checkEngine asks for a comparison now: a call to the engine has failed.
+func (w *Worker) checkEngine() {
+	select {
+	case w.check <- struct{}{}:
+	default:
 	}
 }
 
@@ -39,8 +70,11 @@ func (w *Worker) setSound(v bool) {
 // periodically. A worker whose engine does not answer leaves placement.
 func (w *Worker) keepEngine() {
 	for wait := time.Duration(0); ; {
-		if !pause(w.ctx, wait) {
+		select {
+		case <-w.ctx.Done():
 			return
+		case <-w.check:
+		case <-time.After(wait):
 		}
 		wait = w.cfg.SweepEvery
 		ctx, cancel := context.WithTimeout(w.ctx, cleanFor)
@@ -83,11 +117,14 @@ type step struct {
 func (w *Worker) sweep(ctx context.Context, dry bool) ([]messaging.SweepAction, error) {
 	objects, err := w.provider.List(ctx)
 	if err != nil {
-		w.setSound(false)
+		w.setSound(err)
 		return nil, err
 	}
 	entries, err := w.store.Handles.List(ctx, "")
 	if err != nil {
+		return nil, err
+	}
+	if err := w.sameBucket(ctx); err != nil {
 		return nil, err
 	}
 	records := make(map[string]*kv.Entry[kv.Record], len(entries))
@@ -103,11 +140,42 @@ func (w *Worker) sweep(ctx context.Context, dry bool) ([]messaging.SweepAction, 
 		return nil, err
 	}
 	actions := w.perform(ctx, append(steps, more...), dry)
-	w.setSound(true)
-	if w.cfg.Quota != nil && !dry {
+	if dry {
+		return actions, nil
+	}
+	w.setSound(nil)
+	if w.cfg.Quota != nil {
 		w.repairQuotas(ctx, records)
 	}
 	return actions, nil
+}
+
+// sameBucket makes sure, after a listing, that its bucket is still the one that
+// this worker knows. Another one means that the records were lost: then what the
+// engine holds is no leftover, and what this worker believes to own it does not.
+func (w *Worker) sameBucket(ctx context.Context) error {
+	id, err := w.store.BucketID(ctx)
+	if err != nil {
+		return err
+	}
+	if id == w.bucketID() {
+		return nil
+	}
+	w.mu.Lock()
+	w.bucket, w.sound, w.failing = id, false, nil
+	w.mu.Unlock()
+	w.log.Error("the records are not those that this worker knew; they are built anew from the engine")
+	for _, b := range w.all() {
+		w.drop(b, messaging.ErrMoved)
+	}
+	return errComparing() // the next sweep lists anew
+}
+
+// bucketID returns the id of the handle bucket as last read.
+func (w *Worker) bucketID() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.bucket
 }
 
 // elected reports whether this worker sweeps its engine.
@@ -142,7 +210,7 @@ func (w *Worker) objectSteps(objects []sandbox.Object, records map[string]*kv.En
 		switch {
 		case e != nil && e.Value.State != kv.Gone && e.Value.Handle.Generation == o.Generation:
 			continue
-		case e == nil && o.Bucket != w.bucket && o.Complete:
+		case e == nil && o.Bucket != w.bucketID() && o.Complete:
 			if have, ok := newest[key]; !ok || o.Created.After(have.Created) {
 				newest[key] = o
 			}
@@ -204,7 +272,7 @@ func (w *Worker) rebuildRecord(ctx context.Context, o sandbox.Object) error {
 	}
 	now := time.Now().UTC()
 	e.Value = kv.Record{
-		State: kv.Running, Handle: o.Handle, RequestID: sandbox.NewID(), Owner: string(w.id),
+		State: kv.Running, Rebuilt: true, Handle: o.Handle, RequestID: sandbox.NewID(), Owner: string(w.id),
 		Spec:   sandbox.Spec{Tenant: o.Tenant, Name: o.Name, Generation: o.Generation, Bucket: o.Bucket, Limits: o.Limits},
 		Egress: sandbox.Egress{Mode: sandbox.EgressNone}, Created: o.Created, Changed: now, LastUse: now,
 	}
@@ -298,6 +366,9 @@ func (w *Worker) denied(ctx context.Context, e *kv.Entry[kv.Record]) (*step, err
 
 // orphan reports whether a record's owner is nobody or not living.
 func (w *Worker) orphan(rec kv.Record) bool {
+	if !w.peers.judges(time.Now()) {
+		return false
+	}
 	return rec.Owner == "" || rec.Owner != string(w.id) && !w.peers.alive(messaging.WorkerID(rec.Owner))
 }
 
@@ -347,6 +418,17 @@ func (b *box) settle(ctx context.Context) error {
 		return err
 	}
 	defer release()
+	return b.settleHeld(ctx)
+}
+
+// settleHeld is settle with the gate held alone.
+func (b *box) settleHeld(ctx context.Context) error {
+	if s := b.record().State; s != kv.Suspending && s != kv.Resuming {
+		return nil // a request was faster
+	}
+	if err := b.own(ctx); err != nil {
+		return err
+	}
 	o, err := b.w.provider.Inspect(ctx, b.record().Handle)
 	if err != nil {
 		return err
@@ -371,16 +453,19 @@ func (b *box) settle(ctx context.Context) error {
 	})
 }
 
-// repairQuotas drops reservations of generations that no record knows.
+// repairQuotas drops reservations of generations that no record knows, and
+// makes those that are missing, as after the loss of the bucket.
 func (w *Worker) repairQuotas(ctx context.Context, records map[string]*kv.Entry[kv.Record]) {
 	quotas, err := w.store.Quotas.List(ctx, "_quota")
 	if err != nil {
 		w.log.WarnContext(ctx, "quotas not repaired", "error", err)
 		return
 	}
+	reserved := map[string]string{}
 	for _, q := range quotas {
 		tenant, ok := kv.ParseQuotaKey(q.Key)
 		for name, r := range q.Value.Reserved {
+			reserved[kv.HandleKey(tenant, name)] = r.Generation
 			rec := records[kv.HandleKey(tenant, name)]
 			alive := rec != nil && rec.Value.State != kv.Gone && rec.Value.Handle.Generation == r.Generation
 			if !ok || alive || time.Since(r.At) < w.cfg.SweepGrace {
@@ -388,6 +473,28 @@ func (w *Worker) repairQuotas(ctx context.Context, records map[string]*kv.Entry[
 			}
 			w.unreserve(ctx, sandbox.Spec{Tenant: tenant, Name: name, Generation: r.Generation})
 		}
+	}
+	for key, e := range records {
+		if e.Value.State != kv.Gone && reserved[key] != e.Value.Handle.Generation {
+			w.reserveLate(ctx, key)
+		}
+	}
+}
+
+// reserveLate counts a sandbox that lives without a reservation, whatever the
+// quota says: it is there.
+func (w *Worker) reserveLate(ctx context.Context, key string) {
+	e, err := w.store.Handles.Get(ctx, key)
+	if err != nil || !e.Exists || e.Value.State == kv.Gone || e.Value.State == kv.Destroying {
+		return
+	}
+	h := e.Value.Handle
+	err = w.changeQuota(ctx, h.Tenant, func(have map[sandbox.Name]kv.Reservation) error {
+		have[h.Name] = kv.Reservation{CPU: h.Limits.CPU, MemoryMB: h.Limits.MemoryMB, Generation: h.Generation, At: time.Now().UTC()}
+		return nil
+	})
+	if err != nil {
+		w.log.WarnContext(ctx, "a reservation waits for the next sweep", "tenant", h.Tenant, "sandbox", h.Name, "error", err)
 	}
 }
 

@@ -28,20 +28,29 @@ type Worker struct {
 
 	// Set once by Run before anything is served.
 	ctx    context.Context //nolint:containedctx // the life of the worker's own goroutines, ended by Run
-	engine string          // the engine's id
-	bucket string          // the handle bucket's id
+	engine string          // the engine's id, set once by Run
 
 	// bg owns the goroutines that no request waits for.
 	bg sync.WaitGroup
 
-	peers peers
-	locks *lockWatch
+	started time.Time
+	peers   peers
+	locks   *lockWatch
 
 	mu       sync.Mutex
+	bucket   string          // guarded by mu: the handle bucket's id
 	boxes    map[string]*box // guarded by mu
 	draining bool            // guarded by mu
 	ready    chan struct{}   // closed when the worker serves
 	sound    bool            // guarded by mu: the engine answers and was compared with the records
+	failing  error           // guarded by mu: why the engine could not be compared; nil = not yet tried
+	// incoming are the creates that no record counts yet, by key.
+	incoming map[string]sandbox.Limits // guarded by mu
+	// admitting makes the look at the capacity and the entry into incoming one
+	// step.
+	admitting sync.Mutex
+	// check asks for a look at the engine before the next sweep is due.
+	check chan struct{}
 }
 
 // New checks cfg and makes a worker; nothing starts before Run.
@@ -54,6 +63,7 @@ func New(cfg Config) (*Worker, error) {
 		cfg: cfg, id: cfg.ID, store: cfg.Store, provider: cfg.Provider, caps: cfg.Provider.Capabilities(),
 		log: cfg.Log.With("worker", cfg.ID), boxes: map[string]*box{}, locks: newLockWatch(), ready: make(chan struct{}),
 		decisions: newDecisions(),
+		incoming:  map[string]sandbox.Limits{}, check: make(chan struct{}, 1),
 	}
 	var err error
 	cfg.Proxy.Decisions = w.decisions.take
@@ -89,7 +99,10 @@ func (w *Worker) Ready() <-chan struct{} { return w.ready }
 func (w *Worker) Run(ctx context.Context) error {
 	life, end := context.WithCancel(context.WithoutCancel(ctx))
 	defer end()
-	w.ctx = life
+	shown, hide := context.WithCancel(life)
+	defer hide()
+	w.ctx, w.started = life, time.Now().UTC()
+	w.peers.known, w.peers.missed = map[messaging.WorkerID]kv.Presence{}, map[messaging.WorkerID]int{}
 	if err := w.identify(ctx); err != nil {
 		return err
 	}
@@ -98,7 +111,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	}
 	w.bg.Go(w.watchPeers)
 	w.bg.Go(w.watchLocks)
-	w.bg.Go(w.keepPresence)
+	w.bg.Go(func() { w.keepPresence(shown) })
 	w.bg.Go(w.keepBoxes)
 	w.bg.Go(w.probePeers)
 	w.bg.Go(w.keepEngine)
@@ -106,7 +119,7 @@ func (w *Worker) Run(ctx context.Context) error {
 	close(w.ready)
 	w.log.InfoContext(ctx, "serving", "provider", w.provider.Kind(), "engine", w.engine)
 	<-ctx.Done()
-	w.drain()
+	w.drain(hide)
 	end()
 	w.bg.Wait()
 	return nil
@@ -116,10 +129,13 @@ func (w *Worker) Run(ctx context.Context) error {
 func (w *Worker) identify(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, engineFor)
 	defer cancel()
-	var err error
-	if w.bucket, err = w.store.BucketID(ctx); err != nil {
+	bucket, err := w.store.BucketID(ctx)
+	if err != nil {
 		return fmt.Errorf("read the bucket's id: %w", err)
 	}
+	w.mu.Lock()
+	w.bucket = bucket
+	w.mu.Unlock()
 	if w.engine, err = w.provider.EngineID(ctx); err != nil {
 		return fmt.Errorf("identify the engine: %w", err)
 	}
@@ -136,11 +152,23 @@ func (w *Worker) box(tenant sandbox.Tenant, name sandbox.Name) *box {
 		b = w.newBox(tenant, name)
 		w.boxes[key] = b
 	}
+	b.seen.Store(time.Now().UnixMilli())
 	return b
 }
 
 // find returns the box of key, nil if there is none.
 func (w *Worker) find(key string) *box {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	b := w.boxes[key]
+	if b != nil {
+		b.seen.Store(time.Now().UnixMilli())
+	}
+	return b
+}
+
+// peek is find for the worker's own needs: no request has looked for the box.
+func (w *Worker) peek(key string) *box {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.boxes[key]
@@ -164,6 +192,11 @@ func (w *Worker) drop(b *box, why error) {
 		delete(w.boxes, b.key)
 	}
 	w.mu.Unlock()
+	b.close(why)
+}
+
+// close ends what the box holds open.
+func (b *box) close(why error) {
 	b.finish(why)
 	b.egress.Close()
 }

@@ -43,9 +43,13 @@ type Record struct {
 	Mode sandbox.SuspendMode `json:"mode,omitempty"`
 	// Egress in force; it can change while the sandbox runs.
 	Egress sandbox.Egress `json:"egress"`
-	// Pin holds off idle suspension and destruction by age.
+	// Pin holds off idle suspension and destruction, not TTL.
 	Pin bool `json:"pin,omitempty"`
-	// TTL destroys the sandbox when it was not used for so long; 0 = never.
+	// Rebuilt: the record was made from the engine's object alone; the next
+	// attachment completes it by what the agent keeps.
+	Rebuilt bool `json:"rebuilt,omitempty"`
+	// TTL destroys the sandbox so long after Created, whatever it does; 0 =
+	// never.
 	TTL     sandbox.Milliseconds `json:"ttlMs,omitempty"`
 	Created time.Time            `json:"created"`
 	Changed time.Time            `json:"changed"`

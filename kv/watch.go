@@ -78,6 +78,7 @@ func (t *Table[T]) watchOnce(ctx context.Context, pattern string, fn func(Change
 	}
 	stop := context.AfterFunc(ctx, it.Stop)
 	defer stop()
+	defer t.letGo(info.Name)
 	defer it.Stop()
 	fn(Change[T]{Kind: Reset})
 	synced := info.NumPending == 0
@@ -85,6 +86,15 @@ func (t *Table[T]) watchOnce(ctx context.Context, pattern string, fn func(Change
 		fn(Change[T]{Kind: Synced})
 	}
 	return t.pump(it, synced, fn)
+}
+
+// letGo removes a consumer that is not read any more: otherwise every rebuild
+// would leave one behind until the server finds it idle. A server that is away
+// does find it.
+func (t *Table[T]) letGo(consumer string) {
+	ctx, cancel := context.WithTimeout(context.Background(), heartbeat)
+	defer cancel()
+	_ = t.b.js.DeleteConsumer(ctx, t.b.stream(), consumer)
 }
 
 func (t *Table[T]) pump(it jetstream.MessagesContext, synced bool, fn func(Change[T])) error {
