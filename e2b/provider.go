@@ -56,12 +56,12 @@ type Provider struct {
 
 	wakes singleflight.Group // by sandbox id
 
-	mu      sync.Mutex
-	reach   map[string]reach // by sandbox id
+	mu    sync.Mutex
+	reach map[string]reach // by sandbox id
 	// stopped are the sandboxes that this worker paused without their memory,
 	// with the time that E2B noted: another pause has another time.
 	stopped map[string]time.Time
-	checked bool             // the template has an agent
+	checked bool // the template has an agent
 }
 
 // reach is how envd of a sandbox is reached. Tokens are stable for an id.
