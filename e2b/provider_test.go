@@ -296,8 +296,12 @@ func TestEndOfTimePausesAndResumeBringsBack(t *testing.T) { // E2-02, LC-05
 		if err != nil || o.State != sandbox.Paused {
 			t.Fatalf("%+v, %v", o, err)
 		}
+		fake.Forget()
 		_, err = p.Attach(t.Context(), h, false)
 		wantCode(t, err, sandbox.Unavailable, "suspended")
+		if n := len(fake.Requests()); n != 1 {
+			t.Errorf("%d requests to learn that it is suspended", n)
+		}
 		if err := p.Resume(t.Context(), h); err != nil {
 			t.Fatal(err)
 		}

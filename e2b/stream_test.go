@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -67,6 +68,29 @@ func TestWritesTravelTogether(t *testing.T) {
 	if n := count(fake, "POST", "/process.Process/SendInput"); n != 1 {
 		t.Errorf("%d requests for writes made together", n)
 	}
+}
+
+func TestAShortPauseDoesNotSplitAWrite(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var sent atomic.Int32
+		r, w := io.Pipe()
+		s := newStream(&envd{http: &http.Client{Transport: roundTripper(func(*http.Request) (*http.Response, error) {
+			sent.Add(1)
+			return reply(200, "{}"), nil
+		})}, base: "http://envd.test", id: "iabc", token: NewSecret("t")}, r, 1)
+		defer w.Close()
+		for range 3 { // a header, its body, an acknowledgement right behind
+			if _, err := s.Write([]byte("x")); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(gather / 4)
+		}
+		time.Sleep(time.Second)
+		if sent.Load() != 1 {
+			t.Errorf("%d requests", sent.Load())
+		}
+		_ = s.Close()
+	})
 }
 
 func TestInputsKeepTheirOrder(t *testing.T) {
