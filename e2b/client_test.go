@@ -131,7 +131,7 @@ func TestCreateIsRepeatedOnlyWhenSurelyNotDone(t *testing.T) { // E2-06
 		"400":            {func(int, *http.Request) (*http.Response, error) { return reply(400, `{"code":400,"message":"x"}`), nil }, 1},
 		"answer cut off": {func(int, *http.Request) (*http.Response, error) { return reply(201, `{"sandboxID":"ia`), nil }, 1},
 		"answer too long": {func(int, *http.Request) (*http.Response, error) {
-			return reply(201, strings.Repeat(" ", maxAnswer+1)), nil
+			return reply(201, made+strings.Repeat(" ", maxAnswer)), nil
 		}, 1},
 		"no valid id": {func(int, *http.Request) (*http.Response, error) { return reply(201, `{"sandboxID":"../x"}`), nil }, 1},
 	} {

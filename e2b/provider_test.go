@@ -141,7 +141,6 @@ func TestFailedCreateLeavesNothing(t *testing.T) { // LC-11
 		"proxy's 502 after the work": {e2btest.Fault{Match: post, Status: 502, Body: "bad gateway", AfterWork: true}, sandbox.Engine},
 		"no token":                   {e2btest.Fault{Match: post, Status: 201, Body: `{"sandboxID":"iabc"}`, AfterWork: true}, sandbox.Engine},
 		"cannot be read back":        {e2btest.Fault{Match: "GET /sandboxes/*", Status: 400, Body: `{"code":400,"message":"no"}`}, sandbox.Unsupported},
-		"would be killed":            {e2btest.Fault{Match: "GET /sandboxes/*", Status: 200, Body: `{"sandboxID":"ID","lifecycle":{"onTimeout":"kill"}}`}, sandbox.Engine},
 		"template missing":           {e2btest.Fault{Match: post, Status: 404, Body: `{"code":404,"message":"template 'shoal' not found"}`}, sandbox.NotFound},
 		"route unknown":              {e2btest.Fault{Match: post, Status: 404, Body: e2btest.BodyNoRoute}, sandbox.Engine},
 	} {
@@ -159,6 +158,15 @@ func TestFailedCreateLeavesNothing(t *testing.T) { // LC-11
 			}
 			create(t, p, "a")
 		})
+	}
+}
+
+func TestSandboxThatWouldBeKilledIsRefused(t *testing.T) { // E2-02
+	fake := e2btest.New(t, e2btest.Config{ForgetAutoPause: true})
+	_, err := newProvider(t, fake).Create(t.Context(), spec("a"), nil)
+	wantCode(t, err, sandbox.Engine, "")
+	if len(fake.Sandboxes()) != 0 {
+		t.Error("a sandbox is left")
 	}
 }
 

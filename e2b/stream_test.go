@@ -83,7 +83,7 @@ func TestAShortPauseDoesNotSplitAWrite(t *testing.T) {
 			if _, err := s.Write([]byte("x")); err != nil {
 				t.Fatal(err)
 			}
-			time.Sleep(gather / 4)
+			time.Sleep(500 * time.Microsecond)
 		}
 		time.Sleep(time.Second)
 		if sent.Load() != 1 {

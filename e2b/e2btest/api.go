@@ -104,6 +104,7 @@ func (s *Server) create(second bool) http.HandlerFunc {
 		if !ok {
 			return
 		}
+		c.autoPause = c.autoPause && !s.cfg.ForgetAutoPause
 		switch {
 		case c.template != s.cfg.Template:
 			fail(w, http.StatusNotFound, fmt.Sprintf("template '%s' not found", c.template))

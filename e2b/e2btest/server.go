@@ -33,6 +33,8 @@ type Config struct {
 	NoColdBoot bool
 	// IgnoreColdBoot restores the memory all the same, as older servers do.
 	IgnoreColdBoot bool
+	// ForgetAutoPause kills at the end of the time although a pause was asked for.
+	ForgetAutoPause bool
 	// DefaultUser and Workdir are the template's. Default to "root" and "".
 	DefaultUser, Workdir string
 	// Env is set for every process.
