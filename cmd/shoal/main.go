@@ -57,6 +57,7 @@ type cli struct {
 	Events  eventsCmd  `cmd:"" help:"Print what happens to sandboxes."`
 	Explain explainCmd `cmd:"" help:"Say what is known about a sandbox and what happens next."`
 	Sweep   sweepCmd   `cmd:"" help:"Sweep now, or say what a sweep would do."`
+	E2b     e2bCmd     `cmd:"" name:"e2b" help:"Help with E2B."`
 	Init    initCmd    `cmd:"" help:"Make the buckets, with the operator's credentials."`
 	Version versionCmd `cmd:"" help:"Print the version."`
 }

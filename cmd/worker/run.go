@@ -7,12 +7,14 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
 	"time"
 
 	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"shoal/docker"
+	"shoal/e2b"
 	"shoal/egress"
 	"shoal/fleet"
 	"shoal/kv"
@@ -25,11 +27,11 @@ var version = "0.1.0" //nolint:gochecknoglobals // set by the linker
 
 // run wires the parts and serves until ctx ends.
 func run(ctx context.Context, s *settings, log *slog.Logger) error {
-	provider, err := docker.New(s.docker(log))
+	provider, closeProvider, err := newProvider(s, log)
 	if err != nil {
 		return err
 	}
-	defer provider.Close()
+	defer closeProvider()
 	if s.AllowOpenEgress {
 		log.Warn("requests may ask for open egress (--allow-open-egress): such a sandbox reaches everything its network does")
 	}
@@ -58,6 +60,32 @@ func run(ctx context.Context, s *settings, log *slog.Logger) error {
 	}
 	defer stop()
 	return worker.Run(ctx)
+}
+
+// newProvider makes the provider that the settings name.
+func newProvider(s *settings, log *slog.Logger) (p sandbox.Provider, closeProvider func(), err error) {
+	if s.Provider != "e2b" {
+		d, err := docker.New(s.docker(log))
+		if err != nil {
+			return nil, nil, err
+		}
+		return d, d.Close, nil
+	}
+	f, err := os.Open(s.E2BSettings)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read the E2B settings: %w", err)
+	}
+	defer f.Close() //nolint:errcheck // only read
+	cfg, err := e2b.ParseConfig(f)
+	if err != nil {
+		return nil, nil, err
+	}
+	cfg.Fleet, cfg.Log = s.Fleet, log
+	e, err := e2b.New(cfg)
+	if err != nil {
+		return nil, nil, err
+	}
+	return e, func() {}, nil
 }
 
 // bus is the connection to NATS: one for requests and output, one for the

@@ -30,6 +30,8 @@ type settings struct {
 	PresenceTTL time.Duration `name:"presence-ttl" help:"Life of a worker's presence without renewal, whole seconds (default 10s, 30s with replicas)."`
 	AnyReply    bool          `name:"any-reply" help:"Answer to any reply subject although the NATS servers authenticate; only for a deployment of one tenant."`
 
+	Provider        string `default:"docker" enum:"docker,e2b" help:"What holds the sandboxes: docker or e2b."`
+	E2BSettings     string `name:"e2b-settings" type:"existingfile" help:"JSON file with the settings of the E2B provider (see docs/e2b.md); it holds the key, so 0600."`
 	Fleet           string `default:"main" help:"Name of the fleet; it is in every object's labels, and only its own objects are touched."`
 	DockerEndpoint  string `name:"docker-endpoint" default:"${endpoint}" help:"The Docker engine, or the filter in front of it: unix:// or tcp://."`
 	Runtime         string `default:"runc" enum:"runc,runsc" help:"Container runtime: runc or runsc (gVisor)."`
@@ -117,6 +119,9 @@ func (s *settings) fleet() fleet.Config {
 func (s *settings) Validate() error {
 	if s.EgressCeiling == string(sandbox.EgressOpen) && !s.AllowOpenEgress {
 		return errors.New("--egress-ceiling open needs --allow-open-egress")
+	}
+	if (s.Provider == "e2b") != (s.E2BSettings != "") {
+		return errors.New("--provider e2b and --e2b-settings go together")
 	}
 	if s.NATSURL != "" && s.NATSPort != -1 {
 		return errors.New("--nats-port is the embedded server's; it excludes --nats-url")
