@@ -2,6 +2,7 @@ package agent_test
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"testing"
@@ -135,7 +136,7 @@ func drain(t *testing.T, st *agent.Stream) collected {
 			if err := st.AckEnd(ctx, e.Offset); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := st.Recv(ctx); err != io.EOF {
+			if _, err := st.Recv(ctx); !errors.Is(err, io.EOF) {
 				t.Fatalf("after the end: %v", err)
 			}
 			return c

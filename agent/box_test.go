@@ -23,10 +23,10 @@ func container(t *testing.T, runtime string, options ...string) string {
 	name := "shoal-agenttest-" + strings.ToLower(rand.Text()[:12])
 	t.Cleanup(func() {
 		if t.Failed() {
-			out, _ := exec.Command("docker", "logs", "--tail", "40", name).CombinedOutput() //nolint:noctx // the test's context is done by now
+			out, _ := exec.Command("docker", "logs", "--tail", "40", name).CombinedOutput()
 			t.Logf("the agent's log:\n%s", out)
 		}
-		_ = exec.Command("docker", "rm", "-f", "-v", name).Run() //nolint:noctx // as above
+		_ = exec.Command("docker", "rm", "-f", "-v", name).Run()
 	})
 	args := []string{
 		"run", "-d", "--name", name, "--label", "shoal.agenttest=" + name, "--runtime", runtime,
@@ -72,7 +72,7 @@ func (s execStream) Close() error {
 // attachTo opens a stream to the agent in a container.
 func attachTo(t *testing.T, name string) io.ReadWriteCloser {
 	t.Helper()
-	cmd := exec.Command("docker", "exec", "-i", "-u", "0:0", name, "/opt/shoal/bin/attach", "/run/shoal/agent.sock") //nolint:noctx // ended by Close
+	cmd := exec.Command("docker", "exec", "-i", "-u", "0:0", name, "/opt/shoal/bin/attach", "/run/shoal/agent.sock")
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)

@@ -49,7 +49,8 @@ func TestEnds(t *testing.T) {
 		"time limit, TERM ignored": {sandbox.Command{Shell: "trap '' TERM INT; while :; do sleep 1; done", Timeout: 200}, sandbox.End{Reason: sandbox.TimedOut, Signal: 9}, "", 10 * time.Second},
 		"background child holds stdout": {
 			sandbox.Command{Shell: "(sleep 30; echo late) & echo hi; exit 3"},
-			sandbox.End{Reason: sandbox.Exited, Code: code(3), Held: true}, "hi\n", 10 * time.Second,
+			sandbox.End{Reason: sandbox.Exited, Code: code(3), Held: true},
+			"hi\n", 10 * time.Second,
 		},
 		"output cap":       {sandbox.Command{Shell: "printf 1234567890", MaxOutput: 4}, sandbox.End{Reason: sandbox.Exited, Code: code(0), Truncated: true}, "1234", 10 * time.Second},
 		"output at cap":    {sandbox.Command{Shell: "printf 1234", MaxOutput: 4}, sandbox.End{Reason: sandbox.Exited, Code: code(0)}, "1234", 10 * time.Second},

@@ -239,12 +239,12 @@ func TestClientGone(t *testing.T) {
 	t.Parallel()
 	b := newBox(t)
 	s := b.attach()
-	make := func(mode sandbox.OnDisconnect) sandbox.Command {
+	sleeper := func(mode sandbox.OnDisconnect) sandbox.Command {
 		c := shell("sleep 300")
 		c.OnDisconnect, c.Grace = mode, 300
 		return c
 	}
-	left, kept, read := make(sandbox.DisconnectKill), make(sandbox.DisconnectKeep), make(sandbox.DisconnectKill)
+	left, kept, read := sleeper(sandbox.DisconnectKill), sleeper(sandbox.DisconnectKeep), sleeper(sandbox.DisconnectKill)
 	start(t, s, left).Close()
 	start(t, s, kept).Close()
 	start(t, s, read)

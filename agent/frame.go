@@ -68,7 +68,7 @@ func appendFrame(dst []byte, k kind, v any) ([]byte, error) {
 
 // appendBytes appends a kindBytes frame with the raw payload p.
 func appendBytes(dst, p []byte) []byte {
-	dst = binary.BigEndian.AppendUint32(dst, uint32(len(p))) //nolint:gosec // callers cut at maxBytes.
+	dst = binary.BigEndian.AppendUint32(dst, uint32(len(p)))
 	dst = append(dst, byte(kindBytes))
 	return append(dst, p...)
 }
@@ -78,7 +78,7 @@ func sealFrame(dst []byte, at int) ([]byte, error) {
 	if n > maxRequest {
 		return dst[:at], fmt.Errorf("a frame of %d bytes: %w", n, errFrame)
 	}
-	binary.BigEndian.PutUint32(dst[at:], uint32(n)) //nolint:gosec // bounded by maxRequest.
+	binary.BigEndian.PutUint32(dst[at:], uint32(n))
 	return dst, nil
 }
 
@@ -164,7 +164,7 @@ func (f *frameReader) readHeader() error {
 		}
 	}
 	n := binary.BigEndian.Uint32(f.header[:4])
-	if n > uint32(f.limit) { //nolint:gosec // limit is a small positive constant.
+	if n > uint32(f.limit) {
 		return fmt.Errorf("a frame of %d bytes, at most %d are allowed: %w", n, f.limit, errFrame)
 	}
 	f.want = int(n)

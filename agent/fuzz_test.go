@@ -35,6 +35,7 @@ var errNoFile = sandbox.Errorf(sandbox.NotFound, "there is no file")
 func (noFiles) Stat(context.Context, string, bool) (sandbox.FileInfo, error) {
 	return sandbox.FileInfo{}, errNoFile
 }
+
 func (noFiles) List(context.Context, string, sandbox.ListOptions) (sandbox.FileList, error) {
 	return sandbox.FileList{}, errNoFile
 }
@@ -44,6 +45,7 @@ func (noFiles) Rename(context.Context, string, string) error { return errNoFile 
 func (noFiles) Read(context.Context, string, sandbox.ReadOptions, io.Writer) (ReadResult, error) {
 	return ReadResult{}, errNoFile
 }
+
 func (noFiles) Write(_ context.Context, _ string, _ sandbox.WriteOptions, r io.Reader, _ Commit) (sandbox.FileInfo, error) {
 	_, err := io.Copy(io.Discard, r)
 	return sandbox.FileInfo{}, err

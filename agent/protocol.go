@@ -205,11 +205,6 @@ type expireRequest struct {
 	Kill bool `json:"kill,omitempty"`
 }
 
-// holdRequest stops the clocks of all commands for at most this long.
-type holdRequest struct {
-	For sandbox.Milliseconds `json:"forMs"`
-}
-
 // tunnelRequest switches egress.
 type tunnelRequest struct {
 	On bool `json:"on"`

@@ -114,7 +114,7 @@ func handleRead(c *channel, body []byte) error {
 	if err != nil {
 		return err
 	}
-	return c.answer(readEnd{Truncated: r.Truncated, Size: r.Size})
+	return c.answer(readEnd(r))
 }
 
 func handlePack(c *channel, body []byte) error {

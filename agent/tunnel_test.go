@@ -125,7 +125,7 @@ func TestForward(t *testing.T) {
 		body, _ := io.ReadAll(conn)
 		_, _ = conn.Write(bytes.ToUpper(body))
 	}()
-	port := uint16(l.Addr().(*net.TCPAddr).Port) //nolint:gosec // a port
+	port := uint16(l.Addr().(*net.TCPAddr).Port)
 	conn, err := s.Forward(t.Context(), port)
 	if err != nil {
 		t.Fatal(err)

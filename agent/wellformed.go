@@ -39,25 +39,28 @@ func skipValue(b []byte, depth int) ([]byte, error) {
 	return skipSized(c, rest, depth)
 }
 
-// sizes are the formats with a length field or of fixed size from 0xc4 on:
+// firstSized is the first format of sizes.
+const firstSized = 0xc4
+
+// sizes are the formats with a length field or of fixed size from firstSized on:
 // width of the length field, fixed bytes that follow, values per entry.
 var sizes = [...]struct{ length, fixed, values int }{
-	0xc4 - 0xc4: {length: 1}, 0xc5 - 0xc4: {length: 2}, 0xc6 - 0xc4: {length: 4}, // bin
-	0xc7 - 0xc4: {length: 1, fixed: 1}, 0xc8 - 0xc4: {length: 2, fixed: 1}, 0xc9 - 0xc4: {length: 4, fixed: 1}, // ext
-	0xca - 0xc4: {fixed: 4}, 0xcb - 0xc4: {fixed: 8}, // float
-	0xcc - 0xc4: {fixed: 1}, 0xcd - 0xc4: {fixed: 2}, 0xce - 0xc4: {fixed: 4}, 0xcf - 0xc4: {fixed: 8}, // uint
-	0xd0 - 0xc4: {fixed: 1}, 0xd1 - 0xc4: {fixed: 2}, 0xd2 - 0xc4: {fixed: 4}, 0xd3 - 0xc4: {fixed: 8}, // int
-	0xd4 - 0xc4: {fixed: 2}, 0xd5 - 0xc4: {fixed: 3}, 0xd6 - 0xc4: {fixed: 5}, 0xd7 - 0xc4: {fixed: 9}, 0xd8 - 0xc4: {fixed: 17}, // fixext
-	0xd9 - 0xc4: {length: 1}, 0xda - 0xc4: {length: 2}, 0xdb - 0xc4: {length: 4}, // str
-	0xdc - 0xc4: {length: 2, values: 1}, 0xdd - 0xc4: {length: 4, values: 1}, // array
-	0xde - 0xc4: {length: 2, values: 2}, 0xdf - 0xc4: {length: 4, values: 2}, // map
+	0xc4 - firstSized: {length: 1}, 0xc5 - firstSized: {length: 2}, 0xc6 - firstSized: {length: 4}, // bin
+	0xc7 - firstSized: {length: 1, fixed: 1}, 0xc8 - firstSized: {length: 2, fixed: 1}, 0xc9 - firstSized: {length: 4, fixed: 1}, // ext
+	0xca - firstSized: {fixed: 4}, 0xcb - firstSized: {fixed: 8}, // float
+	0xcc - firstSized: {fixed: 1}, 0xcd - firstSized: {fixed: 2}, 0xce - firstSized: {fixed: 4}, 0xcf - firstSized: {fixed: 8}, // uint
+	0xd0 - firstSized: {fixed: 1}, 0xd1 - firstSized: {fixed: 2}, 0xd2 - firstSized: {fixed: 4}, 0xd3 - firstSized: {fixed: 8}, // int
+	0xd4 - firstSized: {fixed: 2}, 0xd5 - firstSized: {fixed: 3}, 0xd6 - firstSized: {fixed: 5}, 0xd7 - firstSized: {fixed: 9}, 0xd8 - firstSized: {fixed: 17}, // fixext
+	0xd9 - firstSized: {length: 1}, 0xda - firstSized: {length: 2}, 0xdb - firstSized: {length: 4}, // str
+	0xdc - firstSized: {length: 2, values: 1}, 0xdd - firstSized: {length: 4, values: 1}, // array
+	0xde - firstSized: {length: 2, values: 2}, 0xdf - firstSized: {length: 4, values: 2}, // map
 }
 
 func skipSized(c byte, b []byte, depth int) ([]byte, error) {
-	if c < 0xc4 || int(c-0xc4) >= len(sizes) {
+	if c < firstSized || int(c-firstSized) >= len(sizes) {
 		return nil, fmt.Errorf("format %#x: %w", c, errFrame)
 	}
-	s := sizes[c-0xc4]
+	s := sizes[c-firstSized]
 	n := 0
 	if s.length > 0 {
 		if len(b) < s.length {

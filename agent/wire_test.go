@@ -103,9 +103,21 @@ func TestWellFormed(t *testing.T) {
 	t.Parallel()
 	nested := bytes.Repeat([]byte{0x91}, maxDepth-1)
 	good := [][]byte{
-		{0xc0}, {0x7f}, {0xe0}, {0x80}, {0x90}, {0xa1, 'a'}, {0x81, 0xa1, 'a', 0x01},
-		{0xc4, 1, 9}, {0xd9, 1, 'a'}, {0xdc, 0, 1, 0xc0}, {0xde, 0, 1, 1, 2}, {0xcb, 0, 0, 0, 0, 0, 0, 0, 0},
-		{0xd4, 1, 2}, {0xc7, 1, 5, 9}, append(bytes.Clone(nested), 0xc0),
+		{0xc0},
+		{0x7f},
+		{0xe0},
+		{0x80},
+		{0x90},
+		{0xa1, 'a'},
+		{0x81, 0xa1, 'a', 0x01},
+		{0xc4, 1, 9},
+		{0xd9, 1, 'a'},
+		{0xdc, 0, 1, 0xc0},
+		{0xde, 0, 1, 1, 2},
+		{0xcb, 0, 0, 0, 0, 0, 0, 0, 0},
+		{0xd4, 1, 2},
+		{0xc7, 1, 5, 9},
+		append(bytes.Clone(nested), 0xc0),
 	}
 	for _, b := range good {
 		if err := wellFormed(b); err != nil {
@@ -113,9 +125,20 @@ func TestWellFormed(t *testing.T) {
 		}
 	}
 	bad := [][]byte{
-		{}, {0xc1}, {0x81}, {0x91}, {0xa1}, {0xc0, 0xc0}, {0xc4, 2, 9}, {0xc6, 0xff, 0xff, 0xff, 0xff},
-		{0xdd, 0xff, 0xff, 0xff, 0xff}, {0xdf, 0xff, 0xff, 0xff, 0xff, 1}, {0xdf, 0x7f, 0xff, 0xff, 0xff},
-		{0xd8, 1}, {0xcb, 0}, append(bytes.Clone(nested), 0x91, 0xc0), bytes.Repeat([]byte{0x91}, 1<<20),
+		{},
+		{0xc1},
+		{0x81},
+		{0x91},
+		{0xa1},
+		{0xc0, 0xc0},
+		{0xc4, 2, 9},
+		{0xc6, 0xff, 0xff, 0xff, 0xff},
+		{0xdd, 0xff, 0xff, 0xff, 0xff},
+		{0xdf, 0xff, 0xff, 0xff, 0xff, 1},
+		{0xdf, 0x7f, 0xff, 0xff, 0xff},
+		{0xd8, 1},
+		{0xcb, 0},
+		append(bytes.Clone(nested), 0x91, 0xc0), bytes.Repeat([]byte{0x91}, 1<<20),
 	}
 	for _, b := range bad {
 		if err := wellFormed(b); !errors.Is(err, errFrame) {
@@ -181,11 +204,23 @@ func (nopCloser) Close() error { return nil }
 // body: no panic, no growth beyond what was read.
 func FuzzFrames(f *testing.F) {
 	for _, v := range []any{
-		request{Op: opStart, Body: []byte{0x80}}, Hello{Protocol: 1, Boot: "b"}, output{Data: []byte("x")}, gap{Bytes: 1},
-		ended{End: sandbox.End{Reason: sandbox.Exited, Code: new(0), Survivors: []int{1}}}, input{Credit: 5}, role{}, ack{End: true},
-		stdin{Data: []byte("x")}, signal{Seq: 1}, resize{Rows: 1}, Claim{Locks: map[sandbox.Tag]string{"a": "b"}, Spec: &sandbox.Spec{}},
-		StartRequest{Command: sandbox.Command{Env: map[string]string{"a": "b"}}}, commands{Commands: []sandbox.CommandInfo{{Started: testTime}}},
-		sandbox.FileList{Entries: []sandbox.FileInfo{{MTime: testTime}}}, sandbox.Error{Code: sandbox.Busy}, sandbox.Stats{},
+		request{Op: opStart, Body: []byte{0x80}},
+		Hello{Protocol: 1, Boot: "b"},
+		output{Data: []byte("x")},
+		gap{Bytes: 1},
+		ended{End: sandbox.End{Reason: sandbox.Exited, Code: new(0), Survivors: []int{1}}},
+		input{Credit: 5},
+		role{},
+		ack{End: true},
+		stdin{Data: []byte("x")},
+		signal{Seq: 1},
+		resize{Rows: 1},
+		Claim{Locks: map[sandbox.Tag]string{"a": "b"}, Spec: &sandbox.Spec{}},
+		StartRequest{Command: sandbox.Command{Env: map[string]string{"a": "b"}}},
+		commands{Commands: []sandbox.CommandInfo{{Started: testTime}}},
+		sandbox.FileList{Entries: []sandbox.FileInfo{{MTime: testTime}}},
+		sandbox.Error{Code: sandbox.Busy},
+		sandbox.Stats{},
 	} {
 		b, err := appendFrame(nil, kindAnswer, v)
 		if err != nil {

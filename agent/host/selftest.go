@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -62,14 +63,7 @@ type facts struct {
 }
 
 func is(want ...string) func(string, *facts) bool {
-	return func(fact string, _ *facts) bool {
-		for _, w := range want {
-			if fact == w {
-				return true
-			}
-		}
-		return false
-	}
+	return func(fact string, _ *facts) bool { return slices.Contains(want, fact) }
 }
 
 // shown accepts also that the kernel does not show the fact: gVisor (2022) has

@@ -32,8 +32,8 @@ func (h *Host) Stats(context.Context) (sandbox.Stats, error) {
 	var disk unix.Statfs_t
 	if err := unix.Statfs(h.inside(workspace), &disk); err == nil {
 		block := disk.Bsize
-		st.DiskTotal = int64(disk.Blocks) * block           //nolint:gosec // a disk's size fits
-		st.DiskUsed = int64(disk.Blocks-disk.Bfree) * block //nolint:gosec // as above
+		st.DiskTotal = int64(disk.Blocks) * block
+		st.DiskUsed = int64(disk.Blocks-disk.Bfree) * block
 	}
 	return st, nil
 }

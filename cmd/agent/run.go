@@ -100,12 +100,12 @@ func serve(ctx context.Context, log *slog.Logger, machine *host.Host, server *ag
 	if err := machine.SelfTest(ctx); err != nil {
 		return err
 	}
-	proxy, err := net.Listen("tcp4", agent.ProxyAddress)
+	proxy, err := new(net.ListenConfig).Listen(ctx, "tcp4", agent.ProxyAddress)
 	if err != nil {
 		return fmt.Errorf("take the proxy's address: %w", err)
 	}
 	defer proxy.Close()
-	socket, err := listen()
+	socket, err := listen(ctx)
 	if err != nil {
 		return err
 	}
@@ -128,11 +128,11 @@ func serve(ctx context.Context, log *slog.Logger, machine *host.Host, server *ag
 }
 
 // listen makes the socket, which only root can reach.
-func listen() (net.Listener, error) {
+func listen(ctx context.Context) (net.Listener, error) {
 	if err := os.Remove(socketPath); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("remove the former socket: %w", err)
 	}
-	l, err := net.Listen("unix", socketPath)
+	l, err := new(net.ListenConfig).Listen(ctx, "unix", socketPath)
 	if err != nil {
 		return nil, fmt.Errorf("make the socket: %w", err)
 	}
