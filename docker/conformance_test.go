@@ -56,6 +56,7 @@ func knownFaults(t *testing.T, runtime string) map[string]string {
 		t.Fatal(err)
 	}
 	defer file.Close()
+	exec := dockertest.Shell(t, runtime)
 	lines := bufio.NewScanner(file)
 	for lines.Scan() {
 		line := strings.TrimSpace(lines.Text())
@@ -66,7 +67,7 @@ func knownFaults(t *testing.T, runtime string) map[string]string {
 		if !ok {
 			t.Fatalf("%s-known.txt: %q is not a case, a tab and a command", runtime, line)
 		}
-		if code, out := dockertest.Exec(t, runtime, command); code == 0 {
+		if code, out := exec(command); code == 0 {
 			t.Errorf("%s works by plain docker exec under %s now (%q); take %q from the list", command, runtime, out, name)
 		} else {
 			known[name] = "plain docker exec fails too: " + command

@@ -162,30 +162,35 @@ func Network(t testing.TB, c *client.Client, options map[string]string) string {
 	return name
 }
 
-// Exec runs a script as uid 1000 by plain docker exec, in a container of its
-// own with a sandbox's options, and returns its exit code and output.
-func Exec(t testing.TB, runtime, script string) (code int, output string) {
+// Shell starts a container of its own with a sandbox's options and returns a
+// function that runs a script in it as uid 1000 by plain docker exec. The
+// container goes with the test.
+func Shell(t testing.TB, runtime string) func(script string) (code int, output string) {
 	t.Helper()
-	name := "shoal-test-" + strings.ToLower(rand.Text()[:12])
-	options := []string{
-		"run", "-d", "--rm", "--name", name, "--runtime", runtime, "--network", "none", "--read-only", "--init",
-		"--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--tmpfs", "/tmp", "--entrypoint", "sleep", Image, "300",
-	}
-	docker := func(args ...string) *exec.Cmd {
-		cmd := exec.CommandContext(t.Context(), "docker", args...)
+	docker := func(ctx context.Context, args ...string) *exec.Cmd {
+		cmd := exec.CommandContext(ctx, "docker", args...)
 		cmd.Env = append(os.Environ(), "DOCKER_HOST="+Endpoint())
 		return cmd
 	}
-	if out, err := docker(options...).CombinedOutput(); err != nil {
+	name := "shoal-test-" + strings.ToLower(rand.Text()[:12])
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 30*time.Second)
+		defer cancel()
+		_ = docker(ctx, "rm", "-f", name).Run() // a failure leaves a container that ends by itself
+	})
+	out, err := docker(t.Context(), "run", "-d", "--rm", "--name", name, "--runtime", runtime, "--network", "none", "--read-only", "--init",
+		"--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--tmpfs", "/tmp", "--entrypoint", "sleep", Image, "300").CombinedOutput()
+	if err != nil {
 		t.Fatalf("start a container: %v: %s", err, out)
 	}
-	defer func() { _ = docker("rm", "-f", name).Run() }() // a failure leaves a container that ends by itself
-	out, err := docker("exec", "-u", "1000", name, "bash", "-c", script).CombinedOutput()
-	if exit, ok := errors.AsType[*exec.ExitError](err); ok {
-		return exit.ExitCode(), string(out)
+	return func(script string) (int, string) {
+		out, err := docker(t.Context(), "exec", "-u", "1000", name, "bash", "-c", script).CombinedOutput()
+		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
+			return exit.ExitCode(), string(out)
+		}
+		if err != nil {
+			t.Fatalf("docker exec: %v", err)
+		}
+		return 0, string(out)
 	}
-	if err != nil {
-		t.Fatalf("docker exec: %v", err)
-	}
-	return 0, string(out)
 }

@@ -155,7 +155,7 @@ for s in range(1, 32):
 open("ready", "w").close()
 time.sleep(86424)' &
 sleep 86424`})
-	eventually(t, "it is ready", func() bool { return b.output(t, "ls ready 2>/dev/null || true") == "ready" })
+	eventually(t, "it is ready", func() bool { return b.output(t, "[ -e ready ] && echo ready || true") == "ready" })
 	begun := time.Now()
 	k, err := b.s.Kill(t.Context(), sandbox.KillRequest{Tags: []sandbox.Tag{"stubborn"}})
 	if err != nil || len(k.Survivors) > 0 || time.Since(begun) > 5*time.Second {
