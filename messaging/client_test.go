@@ -681,3 +681,68 @@ func TestLostFrames(t *testing.T) {
 		t.Errorf("%d starts of 3", b.fake.Starts())
 	}
 }
+
+// Connections that break again and again, the client's and the worker's, cost
+// time and nothing else.
+func TestReconnectsInMidOutput(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, map[string]messagingtest.Program{"count": count(300, 10*time.Millisecond)})
+	worker := messagingtest.Conn(t, b.ns, messaging.WorkerConnOptions("w1")...)
+	b.fake.StartWorker(t, worker, "w1")
+	kernel := messagingtest.Conn(t, b.ns, messaging.ConnOptions("main")...)
+	c, err := messaging.NewClient(kernel, messaging.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := c.Create(t.Context(), messaging.CreateRequest{Name: "box"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := c.Exec(t.Context(), info.Target(), sandbox.Command{Shell: "count"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for i := range 8 {
+			time.Sleep(250 * time.Millisecond)
+			if i%2 == 0 {
+				_ = kernel.ForceReconnect()
+			} else {
+				_ = worker.ForceReconnect()
+			}
+		}
+	}()
+	var out bytes.Buffer
+	end, err := p.Copy(t.Context(), &out, nil)
+	<-done
+	if err != nil || end.Code == nil || out.String() != counted(300) {
+		t.Fatalf("%d of %d bytes, %+v, %v", out.Len(), len(counted(300)), end, err)
+	}
+	if b.fake.Starts() != 1 {
+		t.Errorf("%d starts", b.fake.Starts())
+	}
+}
+
+func BenchmarkExec(b *testing.B) {
+	ns := messagingtest.Server(b)
+	fake := messagingtest.NewFake(map[string]messagingtest.Program{"true": func(context.Context, *messagingtest.Proc) int { return 0 }})
+	fake.StartWorker(b, messagingtest.Conn(b, ns), "w1")
+	c, err := messaging.NewClient(messagingtest.Conn(b, ns), messaging.Options{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer c.Close()
+	info, err := c.Create(b.Context(), messaging.CreateRequest{Name: "box"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := c.Run(b.Context(), info.Target(), sandbox.Command{Shell: "true"}, messaging.RunOptions{}); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

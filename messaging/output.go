@@ -287,7 +287,13 @@ func (o *Output) sendLocked(f Frame) error {
 	if o.req.JSON {
 		m.Header = nats.Header{HeaderContent: {contentType(true)}}
 	}
-	return o.server.cfg.Conn.PublishMsg(m)
+	if err := o.server.cfg.Conn.PublishMsg(m); err != nil {
+		// Our own connection is away: to the reader this stream is broken, and
+		// an error frame that came later would be taken for the command's.
+		o.gone = ErrReaderGone
+		o.cancel(ErrReaderGone)
+	}
+	return o.gone
 }
 
 // respondFrame ends a stream, also one whose handler never ran.
