@@ -283,12 +283,19 @@ func TestWorkerStopsInMidOutput(t *testing.T) {
 	defer p.Close()
 	b.fake.StartWorker(t, messagingtest.Conn(t, b.ns), "w2")
 	var out bytes.Buffer
+	var longest time.Duration
+	last := time.Now()
 	end, err := p.Copy(t.Context(), writerFunc(func(d []byte) (int, error) {
+		longest = max(longest, time.Since(last))
+		last = time.Now()
 		if out.Len() > 30 {
 			freeze()
 		}
 		return out.Write(d)
 	}), nil)
+	if longest > 5*time.Second {
+		t.Errorf("%s until the next byte", longest)
+	}
 	if err != nil || end.Code == nil {
 		t.Fatalf("%+v, %v", end, err)
 	}
@@ -481,11 +488,23 @@ func TestFilesOfAnySize(t *testing.T) {
 
 func TestFailingUploadChangesNothing(t *testing.T) {
 	t.Parallel()
-	b := newBed(t, nil, "w1")
-	f := b.target.File("/workspace/f")
+	b := newBed(t, nil)
+	worker := b.fake.StartWorker(t, messagingtest.Conn(t, b.ns), "w1")
+	info, err := b.client.Create(t.Context(), messaging.CreateRequest{Name: "box"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := info.Target().File("/workspace/f")
 	broken := io.MultiReader(bytes.NewReader(make([]byte, 1<<20)), errReader{})
 	if _, err := b.client.Upload(t.Context(), f, broken, sandbox.WriteOptions{Size: -1}); !errors.Is(err, errBroken) {
 		t.Fatalf("error %v", err)
+	}
+	for end := time.Now().Add(5 * time.Second); ; time.Sleep(10 * time.Millisecond) {
+		if requests, _ := worker.Load(); requests == 0 {
+			break
+		} else if time.Now().After(end) {
+			t.Fatal("the worker still waits for the upload that was given up")
+		}
 	}
 	if _, err := b.client.Stat(t.Context(), f, false); sandbox.CodeOf(err) != sandbox.NotFound {
 		t.Fatalf("the file is there: %v", err)
@@ -613,6 +632,21 @@ func TestWithSandboxDestroysAlways(t *testing.T) {
 	}
 	if _, err := b.client.Get(t.Context(), messaging.Target{Sandbox: "tmp"}); sandbox.CodeOf(err) != sandbox.NotFound {
 		t.Fatalf("still there: %v", err)
+	}
+}
+
+// The owner binds a start that names no boot; when its answer is lost nobody
+// sends it a second time.
+func TestUnboundStartIsNotRepeated(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, map[string]messagingtest.Program{"say": say}, "w1")
+	b.fake.Restart("") // no boot to bind to
+	c := b.newClient(t)
+	b.fake.DropAnswers(messaging.OpExec, 1)
+	messaging.Lossy(t, c, func(int) bool { return b.fake.Starts() > 0 })
+	_, err := c.Exec(t.Context(), b.target, sandbox.Command{Shell: "say"})
+	if sandbox.CodeOf(err) != sandbox.OutcomeUnknown || b.fake.Starts() != 1 {
+		t.Fatalf("%v, %d starts", err, b.fake.Starts())
 	}
 }
 

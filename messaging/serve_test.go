@@ -213,8 +213,12 @@ func TestShutdownDrains(t *testing.T) {
 				<-ctx.Done()
 				return nil, ctx.Err()
 			}
-			time.Sleep(100 * time.Millisecond)
-			return messaging.ListAnswer{}, nil
+			select {
+			case <-time.After(100 * time.Millisecond):
+				return messaging.ListAnswer{}, nil
+			case <-ctx.Done():
+				return nil, ctx.Err()
+			}
 		},
 	})
 	if err != nil {
