@@ -222,3 +222,10 @@ func (t *specStore) env() map[string]string {
 	}
 	return t.spec.Env
 }
+
+// open reports whether the sandbox has a network of its own.
+func (t *specStore) open() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.spec != nil && t.spec.Egress.Mode == sandbox.EgressOpen
+}

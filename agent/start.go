@@ -121,10 +121,14 @@ func (s *Server) environment(c sandbox.Command) []string {
 		"PATH":  "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
 		"SHELL": "/bin/bash", "TMPDIR": "/tmp", "PWD": c.Cwd,
 	}
-	// The proxy is the only way out, so its variables win.
+	// Where the proxy is the only way out its variables win; where there is a
+	// network it would only refuse.
 	proxies := map[string]string{
 		"HTTP_PROXY": proxy, "HTTPS_PROXY": proxy, "NO_PROXY": local,
 		"http_proxy": proxy, "https_proxy": proxy, "no_proxy": local,
+	}
+	if s.store.open() {
+		proxies = nil
 	}
 	if c.TTY != nil {
 		env["TERM"] = "xterm-256color"

@@ -153,3 +153,21 @@ func TestForward(t *testing.T) {
 		t.Errorf("port 0: %v", err)
 	}
 }
+
+// TestOpenSandboxesKnowNoProxy checks that programs of a sandbox with a network
+// of its own are not sent to a proxy that would refuse them.
+func TestOpenSandboxesKnowNoProxy(t *testing.T) {
+	t.Parallel()
+	for mode, want := range map[sandbox.EgressMode]string{
+		sandbox.EgressOpen: "none\n", sandbox.EgressAllowlist: "http://" + agent.ProxyAddress + "\n", sandbox.EgressNone: "http://" + agent.ProxyAddress + "\n",
+	} {
+		s := newBox(t).connect(agent.ClientConfig{})
+		spec := sandbox.Spec{Tenant: "t", Name: "n", Generation: "g", Egress: sandbox.Egress{Mode: mode}}
+		if _, err := s.Claim(t.Context(), agent.Claim{Boot: s.Hello().Boot, Epoch: 1, Spec: &spec}); err != nil {
+			t.Fatal(err)
+		}
+		if got := drain(t, start(t, s, shell(`echo ${https_proxy:-none}`))); got.out != want {
+			t.Errorf("%s: the proxy is %q, want %q", mode, got.out, want)
+		}
+	}
+}
