@@ -29,6 +29,9 @@ import (
 var binaries string
 
 func TestMain(m *testing.M) {
+	if text, ok := os.LookupEnv(originsEnv); ok {
+		os.Exit(egressWorker(text))
+	}
 	os.Exit(run(m))
 }
 
@@ -40,6 +43,10 @@ func run(m *testing.M) int {
 	}
 	defer os.RemoveAll(dir)
 	binaries = dir
+	if err := linkSelf(dir); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
 	for name, pkg := range map[string]string{
 		"worker": "shoal/cmd/worker", "shoal": "shoal/cmd/shoal", "nats-server": "github.com/nats-io/nats-server/v2",
 	} {
@@ -116,6 +123,12 @@ func (p *process) signal(s syscall.Signal) {
 	}
 }
 
+// output returns what the process has printed so far.
+func (p *process) output() string {
+	data, _ := os.ReadFile(p.log)
+	return string(data)
+}
+
 func (p *process) rss() int64 { return statusField(p.cmd.Process.Pid, "VmRSS:") }
 
 // statusField reads a line of /proc/<pid>/status in KiB.
@@ -184,13 +197,20 @@ type fleet struct {
 	client  *messaging.Client
 	workers []*process
 	flags   []string
+	program string   // what the workers run
+	env     []string // of the workers, beside this process's own
 }
 
 // newFleet starts a NATS server, makes the buckets and starts n workers.
 func newFleet(t *testing.T, n int, flags ...string) *fleet {
 	t.Helper()
+	return newFleetOf(t, "worker", nil, n, flags...)
+}
+
+func newFleetOf(t *testing.T, program string, env []string, n int, flags ...string) *fleet {
+	t.Helper()
 	dockertest.NeedImage(t)
-	f := &fleet{t: t, name: dockertest.Fleet(t), bus: startBus(t), flags: flags}
+	f := &fleet{t: t, name: dockertest.Fleet(t), bus: startBus(t), flags: flags, program: program, env: env}
 	f.init()
 	for range n {
 		f.add()
@@ -225,7 +245,7 @@ func (f *fleet) init() {
 func (f *fleet) add(flags ...string) *process {
 	f.t.Helper()
 	args := append([]string{"--nats-url", f.bus.url, "--fleet", f.name, "--image", dockertest.Image, "--log-level", "debug", "--sweep-grace", "2s", "--sweep-every", "1s"}, f.flags...)
-	p := start(f.t, "worker", nil, append(args, flags...)...)
+	p := start(f.t, f.program, f.env, append(args, flags...)...)
 	f.workers = append(f.workers, p)
 	return p
 }
