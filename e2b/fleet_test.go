@@ -14,7 +14,6 @@ import (
 	"github.com/nats-io/nats.go/jetstream"
 
 	"shoal/e2b/e2btest"
-	"shoal/egress"
 	"shoal/fleet"
 	"shoal/kv"
 	"shoal/messaging"
@@ -59,10 +58,6 @@ func (p *party) worker() {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	proxy, err := egress.NewProxy(egress.Config{})
-	if err != nil {
-		p.t.Fatal(err)
-	}
 	nc := messagingtest.Conn(p.t, p.srv)
 	js, err := jetstream.New(nc)
 	if err != nil {
@@ -72,7 +67,7 @@ func (p *party) worker() {
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	w, err := fleet.New(fleet.Config{Conn: nc, Store: store, Provider: provider, Proxy: proxy, DrainFor: 5 * time.Second})
+	w, err := fleet.New(fleet.Config{Conn: nc, Store: store, Provider: provider, DrainFor: 5 * time.Second})
 	if err != nil {
 		p.t.Fatal(err)
 	}
