@@ -183,7 +183,7 @@ func (b *box) tryLock(ctx context.Context, req *messaging.LockAcquireRequest) (*
 		return nil, lostLock(err)
 	}
 	if err := b.handOver(ctx, rec, req.Tag, e.Value.Token, takenOver); err != nil {
-		_ = b.w.store.Locks.Remove(context.WithoutCancel(ctx), e) // expires by itself otherwise
+		b.giveUpLock(context.WithoutCancel(ctx), e, takenOver)
 		return nil, err
 	}
 	e.Value.State = kv.LockGranted
@@ -194,6 +194,17 @@ func (b *box) tryLock(ctx context.Context, req *messaging.LockAcquireRequest) (*
 	lock := lockInfo(rec.Handle.Name, req.Tag, e.Value)
 	lock.Token, lock.TakenOver = e.Value.Token, takenOver
 	return lock, nil
+}
+
+// giveUpLock takes a pending lock back. What a former holder left may still run,
+// so such a lock is left to expire: the next holder takes over, too.
+func (b *box) giveUpLock(ctx context.Context, e *kv.Entry[kv.Lock], takenOver bool) {
+	if takenOver {
+		_ = b.w.store.Locks.PutFor(ctx, e, time.Second) // expires later otherwise
+		return
+	}
+	b.w.locks.forget(e.Key)
+	_ = b.w.store.Locks.Remove(ctx, e) // expires by itself otherwise
 }
 
 // lockTTL rounds up to whole seconds, which is what the server counts.
