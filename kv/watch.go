@@ -62,7 +62,7 @@ func (t *Table[T]) watchOnce(ctx context.Context, pattern string, fn func(Change
 	c, err := t.b.js.OrderedConsumer(ctx, t.b.stream(), jetstream.OrderedConsumerConfig{
 		FilterSubjects:    []string{t.b.subject(pattern)},
 		DeliverPolicy:     jetstream.DeliverLastPerSubjectPolicy,
-		InactiveThreshold: 30 * time.Second,
+		InactiveThreshold: 10 * time.Second,
 		MaxResetAttempts:  1,
 	})
 	if err != nil {
@@ -78,7 +78,7 @@ func (t *Table[T]) watchOnce(ctx context.Context, pattern string, fn func(Change
 	}
 	stop := context.AfterFunc(ctx, it.Stop)
 	defer stop()
-	defer t.letGo(info.Name)
+	defer t.letGo(c, info.Name)
 	defer it.Stop()
 	fn(Change[T]{Kind: Reset})
 	synced := info.NumPending == 0
@@ -88,13 +88,16 @@ func (t *Table[T]) watchOnce(ctx context.Context, pattern string, fn func(Change
 	return t.pump(it, synced, fn)
 }
 
-// letGo removes a consumer that is not read any more: otherwise every rebuild
-// would leave one behind until the server finds it idle. A server that is away
-// does find it.
-func (t *Table[T]) letGo(consumer string) {
+// letGo removes a consumer that is not read any more, and the one that the
+// library may have put in its place: otherwise every rebuild would leave one
+// behind until the server finds it idle. A server that is away does find it.
+func (t *Table[T]) letGo(c jetstream.Consumer, first string) {
 	ctx, cancel := context.WithTimeout(context.Background(), heartbeat)
 	defer cancel()
-	_ = t.b.js.DeleteConsumer(ctx, t.b.stream(), consumer)
+	if info := c.CachedInfo(); info != nil && info.Name != first {
+		_ = t.b.js.DeleteConsumer(ctx, t.b.stream(), info.Name)
+	}
+	_ = t.b.js.DeleteConsumer(ctx, t.b.stream(), first)
 }
 
 func (t *Table[T]) pump(it jetstream.MessagesContext, synced bool, fn func(Change[T])) error {
