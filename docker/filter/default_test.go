@@ -37,9 +37,11 @@ func defaultPolicy(t testing.TB) *filter.Policy {
 func TestCorpusDefault(t *testing.T) {
 	t.Parallel()
 	owners := map[string]string{
-		"containers/" + ourName + "/json":     fmt.Sprintf(`{"Id":%q,"Name":"/%s","Config":{"Labels":%s}}`, corpusID, ourName, ourLabels),
-		"containers/" + corpusID + "/json":    fmt.Sprintf(`{"Id":%q,"Name":"/%s","Config":{"Labels":%s}}`, corpusID, ourName, ourLabels),
-		"containers/shoal-t1-fake.g1/json":    fmt.Sprintf(`{"Id":%q,"Name":"/shoal-t1-fake.g1","Config":{"Labels":%s}}`, corpusID, ourLabels),
+		"containers/" + ourName + "/json":  fmt.Sprintf(`{"Id":%q,"Name":"/%s","Config":{"Labels":%s}}`, corpusID, ourName, ourLabels),
+		"containers/" + corpusID + "/json": fmt.Sprintf(`{"Id":%q,"Name":"/%s","Config":{"Labels":%s}}`, corpusID, ourName, ourLabels),
+		"containers/shoal-t1-fake.g1/json": fmt.Sprintf(`{"Id":%q,"Name":"/shoal-t1-fake.g1","Config":{"Labels":%s}}`, corpusID, ourLabels),
+		"containers/shoal-t1-blue.g1/json": fmt.Sprintf(`{"Id":%q,"Name":"/shoal-t1-blue.g1","Config":{"Labels":%s}}`,
+			corpusID, strings.NewReplacer("main", "blue", "demo", "blue").Replace(ourLabels)),
 		"containers/" + foreignExec + "/json": fmt.Sprintf(`{"Id":%q,"Name":"/victim","Config":{"Labels":%s}}`, foreignExec, ourLabels),
 		"exec/" + corpusExec + "/json":        fmt.Sprintf(`{"ContainerID":%q,"ProcessConfig":{"privileged":false}}`, corpusID),
 		"exec/" + foreignExec + "/json":       fmt.Sprintf(`{"ContainerID":%q,"ProcessConfig":{"privileged":false}}`, foreignExec),
