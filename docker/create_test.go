@@ -172,8 +172,8 @@ func TestCreateLeavesNothingWhenItFails(t *testing.T) {
 	mustDestroy(t, p, mustCreate(t, p, newSpec("first"))) // the image is there now
 
 	t.Run("the caller leaves", func(t *testing.T) {
-		for _, after := range []time.Duration{0, 2, 5, 10, 30, 80, 150} {
-			ctx, cancel := context.WithTimeout(t.Context(), after*time.Millisecond)
+		for _, after := range []int{0, 2, 5, 10, 30, 80, 150} {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Duration(after)*time.Millisecond)
 			h, err := p.Create(ctx, newSpec("left"), nil)
 			cancel()
 			if err == nil {

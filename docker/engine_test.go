@@ -137,7 +137,7 @@ func TestAbsentNeedsTheEnginesWord(t *testing.T) {
 		"a cut answer": func(w http.ResponseWriter, _ *fakeEngine) { _, _ = w.Write([]byte(`{"Id":`)) },
 		"a redirect off": func(w http.ResponseWriter, _ *fakeEngine) {
 			w.Header().Set("Location", "http://127.0.0.1:1/")
-			w.WriteHeader(302)
+			w.WriteHeader(http.StatusFound)
 		},
 	} {
 		f.on(call, answer)
@@ -242,5 +242,37 @@ func TestRefusalsInPlainWords(t *testing.T) {
 		if !strings.Contains(errors.Unwrap(err).Error(), message) {
 			t.Errorf("%s: the cause is lost", message)
 		}
+	}
+}
+
+// LC-11: where the answer to a create is lost the container may come later, so
+// the clean-up looks more than once.
+func TestCreateWhoseAnswerIsLost(t *testing.T) {
+	f := newFakeEngine(t)
+	p := f.provider(t)
+	f.on("GET /images/shoal-sandbox:dev/json", func(w http.ResponseWriter, _ *fakeEngine) {
+		_, _ = w.Write([]byte(`{"Config":{"Labels":{"shoal.agent":"1"}}}`))
+	})
+	f.on("GET /volumes/shoal-engine", func(w http.ResponseWriter, _ *fakeEngine) {
+		_, _ = w.Write([]byte(`{"Labels":{"shoal.role":"engine","shoal.engine":"e"}}`))
+	})
+	f.on("GET /containers/"+object+"/json", says(http.StatusNotFound, "No such container: x"))
+	f.on("POST /containers/create", func(_ http.ResponseWriter, f *fakeEngine) {
+		late := time.AfterFunc(1500*time.Millisecond, func() { f.on("GET /containers/"+object+"/json", nil) }) // it appears after all
+		t.Cleanup(func() { late.Stop() })
+		f.answers["DELETE /containers/"+object] = func(w http.ResponseWriter, f *fakeEngine) {
+			f.answers["GET /containers/"+object+"/json"] = says(http.StatusNotFound, "No such container: x")
+			w.WriteHeader(http.StatusNoContent)
+		}
+		panic(http.ErrAbortHandler)
+	})
+	_, err := p.Create(t.Context(), sandbox.Spec{
+		Tenant: "t", Name: "n", Generation: "g", Limits: sandbox.DefaultLimits(), Egress: sandbox.Egress{Mode: sandbox.EgressNone},
+	}, nil)
+	if sandbox.CodeOf(err) != sandbox.Engine {
+		t.Errorf("create: %v, want engine", err)
+	}
+	if !slices.Contains(f.did(), "DELETE /v1.41/containers/"+object) {
+		t.Errorf("the late container was not removed: %v", f.did())
 	}
 }

@@ -66,7 +66,7 @@ func wantCode(t *testing.T, err error, code sandbox.Code) {
 }
 
 func cause(err error) error {
-	if u, ok := err.(interface{ Unwrap() error }); ok { //nolint:errorlint // shows the next link only
+	if u, ok := err.(interface{ Unwrap() error }); ok { // the next link only
 		return u.Unwrap()
 	}
 	return nil

@@ -72,7 +72,7 @@ type hostConfig struct {
 	Memory         int64 // bytes
 	MemorySwap     int64 // the same: no swap
 	NanoCpus       int64
-	CpuShares      int64 //nolint:revive // the engine's spelling
+	CpuShares      int64
 	PidsLimit      int64
 	Ulimits        []ulimit
 	Tmpfs          map[string]string

@@ -167,7 +167,7 @@ func Network(t testing.TB, c *client.Client, options map[string]string) string {
 // container goes with the test.
 func Shell(t testing.TB, runtime string) func(script string) (code int, output string) {
 	t.Helper()
-	docker := func(ctx context.Context, args ...string) *exec.Cmd {
+	command := func(ctx context.Context, args ...string) *exec.Cmd {
 		cmd := exec.CommandContext(ctx, "docker", args...)
 		cmd.Env = append(os.Environ(), "DOCKER_HOST="+Endpoint())
 		return cmd
@@ -176,15 +176,15 @@ func Shell(t testing.TB, runtime string) func(script string) (code int, output s
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 30*time.Second)
 		defer cancel()
-		_ = docker(ctx, "rm", "-f", name).Run() // a failure leaves a container that ends by itself
+		_ = command(ctx, "rm", "-f", name).Run() // a failure leaves a container that ends by itself
 	})
-	out, err := docker(t.Context(), "run", "-d", "--rm", "--name", name, "--runtime", runtime, "--network", "none", "--read-only", "--init",
+	out, err := command(t.Context(), "run", "-d", "--rm", "--name", name, "--runtime", runtime, "--network", "none", "--read-only", "--init",
 		"--cap-drop", "ALL", "--security-opt", "no-new-privileges", "--tmpfs", "/tmp", "--entrypoint", "sleep", Image, "300").CombinedOutput()
 	if err != nil {
 		t.Fatalf("start a container: %v: %s", err, out)
 	}
 	return func(script string) (int, string) {
-		out, err := docker(t.Context(), "exec", "-u", "1000", name, "bash", "-c", script).CombinedOutput()
+		out, err := command(t.Context(), "exec", "-u", "1000", name, "bash", "-c", script).CombinedOutput()
 		if exit, ok := errors.AsType[*exec.ExitError](err); ok {
 			return exit.ExitCode(), string(out)
 		}

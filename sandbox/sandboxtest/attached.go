@@ -206,12 +206,11 @@ func show(e sandbox.End) string {
 
 // explain shows an error with its causes, which its text leaves out.
 func explain(err error) string {
-	text := fmt.Sprint(err)
-	for e, ok := errors.AsType[*sandbox.Error](err); ok && e.Unwrap() != nil; e, ok = errors.AsType[*sandbox.Error](err) {
-		err = e.Unwrap()
-		text += fmt.Sprintf(" [%v]", err)
+	e, ok := errors.AsType[*sandbox.Error](err)
+	if !ok || e.Unwrap() == nil {
+		return fmt.Sprint(err)
 	}
-	return text
+	return fmt.Sprintf("%v [%s]", err, explain(e.Unwrap()))
 }
 
 // wantError fails unless err carries code.

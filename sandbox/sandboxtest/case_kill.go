@@ -233,10 +233,10 @@ func attachAtLimit(t *testing.T, x *suite) {
 	for tries := 1; ; tries++ {
 		s, err := b.dial(ctx)
 		if err == nil {
-			defer s.Close()
+			t.Logf("attached at try %d", tries)
+			t.Cleanup(func() { _ = s.Close() })
 			claim(t, s)
 			defuse(t, s)
-			t.Logf("attached at try %d", tries)
 			return
 		}
 		if ctx.Err() != nil {

@@ -93,9 +93,9 @@ func createFails(t *testing.T, x *suite) {
 	}
 	fails(x.MissingImage, sandbox.NotFound)
 	fails(x.ForeignImage, sandbox.Invalid)
-	for _, after := range []time.Duration{0, 3, 10, 40} {
+	for _, after := range []int{0, 3, 10, 40} {
 		spec := x.spec("givenup")
-		ctx, cancel := context.WithTimeout(t.Context(), after*time.Millisecond)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Duration(after)*time.Millisecond)
 		h, err := x.Provider.Create(ctx, spec, nil)
 		cancel()
 		if err == nil {

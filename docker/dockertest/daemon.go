@@ -1,0 +1,104 @@
+package dockertest
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/docker/docker/client"
+)
+
+// Daemon is an engine of the test's own, which it may stop, kill and start
+// again. It has no network to give and its own data, removed with the test.
+type Daemon struct {
+	t    testing.TB
+	dir  string
+	cmd  *exec.Cmd
+	done chan error
+}
+
+// NewDaemon starts an engine. It needs root and the program dockerd.
+func NewDaemon(t testing.TB) *Daemon {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("needs a Docker engine: run without -short")
+	}
+	dir, err := os.MkdirTemp("", "shoal-dockerd-") // short: a socket's path has at most 107 bytes
+	if err != nil {
+		t.Fatal(err)
+	}
+	d := &Daemon{t: t, dir: dir}
+	t.Cleanup(func() {
+		if d.cmd != nil {
+			d.Stop()
+		}
+		if err := os.RemoveAll(dir); err != nil {
+			t.Errorf("remove the engine's data: %v", err)
+		}
+	})
+	d.Start()
+	return d
+}
+
+// Endpoint is where the engine listens.
+func (d *Daemon) Endpoint() string { return "unix://" + filepath.Join(d.dir, "docker.sock") }
+
+// Start starts the engine and waits until it answers.
+func (d *Daemon) Start() {
+	d.t.Helper()
+	in := func(name string) string { return filepath.Join(d.dir, name) }
+	log, err := os.OpenFile(in("log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer log.Close()
+	if err := os.WriteFile(in("config.json"), []byte("{}"), 0o600); err != nil { // not the machine's own
+		d.t.Fatal(err)
+	}
+	// The engine outlives no test but must end in its own time: not bound to a
+	// context, which would kill it and leave its containers' processes.
+	d.cmd = exec.Command("dockerd", "--data-root", in("data"), "--exec-root", in("exec"), "--pidfile", in("pid"), //nolint:noctx // see above
+		"--host", d.Endpoint(), "--config-file", in("config.json"), "--bridge=none", "--iptables=false", "--storage-driver=vfs")
+	d.cmd.Stdout, d.cmd.Stderr = log, log
+	if err := d.cmd.Start(); err != nil {
+		d.t.Fatalf("start dockerd: %v", err)
+	}
+	d.done = make(chan error, 1)
+	go func(cmd *exec.Cmd, done chan<- error) { done <- cmd.Wait() }(d.cmd, d.done)
+	d.await()
+}
+
+func (d *Daemon) await() {
+	d.t.Helper()
+	c, err := client.NewClientWithOpts(client.WithHost(d.Endpoint()), client.WithAPIVersionNegotiation())
+	if err != nil {
+		d.t.Fatal(err)
+	}
+	defer c.Close()
+	for end := time.Now().Add(time.Minute); ; time.Sleep(100 * time.Millisecond) {
+		if _, err = c.Ping(d.t.Context()); err == nil {
+			return
+		}
+		if len(d.done) > 0 || time.Now().After(end) {
+			text, _ := os.ReadFile(filepath.Join(d.dir, "log")) // the failure is told with what there is
+			d.t.Fatalf("dockerd does not answer: %v\n%s", err, text[max(0, len(text)-2000):])
+		}
+	}
+}
+
+// Stop ends the engine as its service does; its containers stop with it.
+func (d *Daemon) Stop() {
+	d.t.Helper()
+	_ = d.cmd.Process.Signal(syscall.SIGTERM) // it may have ended
+	select {
+	case <-d.done: // its exit code does not matter
+	case <-time.After(time.Minute):
+		d.t.Error("dockerd does not end; killing it")
+		_ = d.cmd.Process.Kill()
+		<-d.done
+	}
+	d.cmd = nil
+}
