@@ -198,8 +198,13 @@ func TestEgressWithoutWorker(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	f := newEgressFleet(t, w, 1)
-	i := newInternet(t, f, w, messaging.CreateRequest{Egress: allow(listed)})
-	_, err := f.client.Exec(t.Context(), i.box, sandbox.Command{
+	info, err := f.client.Create(t.Context(), messaging.CreateRequest{Name: "alone", Limits: sandbox.Limits{MemoryMB: 512, Pids: 256}, Egress: allow(listed)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	i := &internet{t: t, f: f, w: w, box: messaging.Target{Sandbox: info.Name, Generation: info.Generation}}
+	i.env = w.trust(t, f, i.box)
+	_, err = f.client.Exec(t.Context(), i.box, sandbox.Command{
 		Shell:      "sleep 3; curl -s -o /dev/null -m 30 -w '%{http_connect} %{time_total}' https://" + listed + "/hello > waited; touch done",
 		Background: true, Env: i.env,
 	})
