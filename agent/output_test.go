@@ -108,7 +108,18 @@ func TestEndDoesNotWaitForAReader(t *testing.T) {
 	s := newBox(t).attach()
 	c := shell("yes")
 	start(t, s, c)
-	time.Sleep(200 * time.Millisecond)
+	for began := time.Now(); ; time.Sleep(10 * time.Millisecond) { // until its ring is full
+		list, err := s.List(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if list[0].Next == 2<<20 {
+			break
+		}
+		if time.Since(began) > 20*time.Second {
+			t.Fatalf("the ring does not fill: %+v", list[0])
+		}
+	}
 	r, err := s.Kill(t.Context(), sandbox.KillRequest{IDs: []sandbox.CommandID{c.ID}})
 	if err != nil || len(r.Commands) != 1 || len(r.Survivors) != 0 {
 		t.Fatalf("kill %+v, %v", r, err)
