@@ -1,7 +1,9 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -139,25 +141,39 @@ func (c *initCmd) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	opts = append(opts, nats.Name("shoal init"), nats.CustomInboxPrefix(operatorInbox))
+	ctx, cancel := context.WithCancelCause(a.ctx)
+	defer cancel(nil)
+	opts = append(opts, nats.Name("shoal init"), nats.CustomInboxPrefix(operatorInbox),
+		nats.ErrorHandler(func(_ *nats.Conn, _ *nats.Subscription, err error) {
+			if errors.Is(err, nats.ErrPermissionViolation) { // otherwise it would look like a server that is silent
+				cancel(sandbox.Errorf(sandbox.Denied, "these credentials may not make buckets; use the operator's").Wrap(err))
+			}
+		}))
 	nc, err := nats.Connect(url, opts...)
 	if err != nil {
 		return fmt.Errorf("connect to NATS: %w", err)
 	}
 	defer nc.Close()
-	js, err := jetstream.New(nc)
-	if err != nil {
-		return err
-	}
-	ctx, cancel := contextFor(a.ctx, callTime)
-	defer cancel()
-	if err := kv.Create(ctx, js, kv.Config{Replicas: c.Replicas}); err != nil {
+	if err := makeBuckets(ctx, nc, c.Replicas); err != nil {
+		if cause := context.Cause(ctx); cause != nil {
+			return cause
+		}
 		return err
 	}
 	if !a.cli.JSON {
 		fmt.Fprintln(a.stdout, "the buckets are there")
 	}
 	return nil
+}
+
+func makeBuckets(ctx context.Context, nc *nats.Conn, replicas int) error {
+	js, err := jetstream.New(nc)
+	if err != nil {
+		return err
+	}
+	ctx, cancel := contextFor(ctx, callTime)
+	defer cancel()
+	return kv.Create(ctx, js, kv.Config{Replicas: replicas})
 }
 
 type versionCmd struct{}
