@@ -33,7 +33,7 @@ func (c *egressGetCmd) Run(a *app) error {
 	}
 	if n := e.Counts; n != nil {
 		fmt.Fprintf(a.stderr, "%d allowed, %d denied, %d failed, %d closed; %s up, %s down\n",
-			n.Allowed, n.Denied, n.Failed, n.Closed, size(int64(n.BytesUp)), size(int64(n.BytesDown))) //nolint:gosec // far below 2^63
+			n.Allowed, n.Denied, n.Failed, n.Closed, size(int64(n.BytesUp)), size(int64(n.BytesDown)))
 	}
 	return a.saidEgress(e.Egress, nil)
 }
