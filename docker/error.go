@@ -120,6 +120,10 @@ func refusal(op string, err error) *sandbox.Error {
 		{"plugin", "the engine has no such volume driver; install it or leave --volume-driver out"},
 	}
 	e, _ := errors.AsType[*engineError](err)
+	if e.status == http.StatusForbidden && strings.HasPrefix(e.message, "docker filter:") {
+		return sandbox.Errorf(sandbox.Denied, "could not %s: %s; the filter's operator sets what it admits with --policy, --image and --fleet", op, e.message).
+			From(sandbox.FromEngine).Wrap(err)
+	}
 	for _, k := range known {
 		if strings.Contains(strings.ToLower(e.message), k.text) {
 			return engineFault("could not %s: %s", op, k.words).Wrap(err)

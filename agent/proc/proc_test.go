@@ -167,7 +167,6 @@ func TestSandbox(t *testing.T) {
 		{Name: "what a process uses", Func: details},
 		{Name: "what the sandbox uses", Func: usage, Runtime: "runc"},
 		{Name: "killed for want of memory", Func: outOfMemory, Runtime: "runc"},
-		{Name: "how long a scan takes", Func: scanTime},
 	})
 }
 
@@ -417,22 +416,6 @@ func orphansAreCollected(t *testing.T) {
 	all, err := b.table.Processes()
 	if err != nil || len(all) > 0 {
 		t.Errorf("left, zombies included: %+v, %v", all, err)
-	}
-}
-
-func scanTime(t *testing.T) {
-	b := setup(t)
-	for _, n := range []int{2, 60} {
-		c := b.shell(t, fmt.Sprintf("for i in $(seq %d); do sleep 300 & done; echo up; wait", n))
-		c.line(t)
-		began := time.Now()
-		const rounds = 10
-		for range rounds {
-			b.living(t)
-		}
-		t.Logf("%d processes: %v a scan", n+1, time.Since(began)/rounds)
-		b.kill(t, proc.Target{Marks: []proc.Mark{c.mark}})
-		b.table.Release(c.mark)
 	}
 }
 
