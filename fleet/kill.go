@@ -23,6 +23,10 @@ func (w *Worker) kill(ctx context.Context, r *messaging.Request) (any, error) {
 	return b.kill(ctx, body[messaging.KillRequest](r).Kill)
 }
 
+// endsFor is how long the agent may take, after its own bound of a kill, to see
+// the ends of what it killed.
+const endsFor = 5 * time.Second
+
 // kill ends what k selects. When that is not confirmed in time, the sandbox is
 // reset: the last resort, which ends everything in it.
 func (b *box) kill(ctx context.Context, k sandbox.KillRequest) (sandbox.KillResult, error) {
@@ -37,7 +41,7 @@ func (b *box) confirmed(ctx context.Context, fn func(context.Context, *agent.Ses
 	var result sandbox.KillResult
 	late := false
 	err := b.call(ctx, func(ctx context.Context, s *agent.Session) (err error) {
-		limited, cancel := context.WithTimeout(ctx, b.w.cfg.KillFor+time.Second)
+		limited, cancel := context.WithTimeout(ctx, b.w.cfg.KillFor+endsFor)
 		defer cancel()
 		result, err = fn(limited, s)
 		late = err != nil && limited.Err() != nil

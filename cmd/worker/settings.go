@@ -106,6 +106,9 @@ func (s *settings) fleet() fleet.Config {
 		SweepEvery: s.SweepEvery, SweepGrace: s.SweepGrace, DrainFor: s.Drain,
 		Capacity: sandbox.Limits{CPU: s.CapacityCPU, MemoryMB: s.CapacityMemoryMB},
 	}
+	if s.Provider == "e2b" {
+		c.Image = "" // the template is the image
+	}
 	if s.AllowOpenEgress {
 		c.Ceiling = sandbox.EgressOpen
 	}
