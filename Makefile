@@ -7,7 +7,7 @@ GOFUMPT       := bin/gofumpt-$(GOFUMPT_VERSION)
 PROGRAMS      := worker shoal agent dockerfilter bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test race fuzz lint fmt image runsc engine build tools bench clean
+.PHONY: help demo test race chaos fuzz lint fmt image runsc engine build tools bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +20,10 @@ test: runsc engine ## run every test, with real Docker and the race detector
 
 race: ## run the tests that need no Docker, with the race detector
 	@go test -short -race -shuffle=on -timeout 5m ./...
+
+chaos: engine ## hurt a fleet at random, CHAOS_SECONDS=180 CHAOS_SEED=
+	@SHOAL_IMAGE=$$(image/build.sh) && export SHOAL_IMAGE CHAOS_SECONDS=$${CHAOS_SECONDS:-180} && \
+		go test ./e2e -run '^TestChaos$$' -count=1 -v -timeout 30m
 
 fuzz: ## fuzz what reads foreign bytes, FUZZTIME=20s each
 	@scripts/fuzz.sh

@@ -220,7 +220,9 @@ func newFleetOf(t *testing.T, program string, env []string, n int, flags ...stri
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = f.client.Close() })
-	f.settle()
+	if n > 0 {
+		f.settle()
+	}
 	return f
 }
 

@@ -453,50 +453,5 @@ func (b *box) settleHeld(ctx context.Context) error {
 	})
 }
 
-// repairQuotas drops reservations of generations that no record knows, and
-// makes those that are missing, as after the loss of the bucket.
-func (w *Worker) repairQuotas(ctx context.Context, records map[string]*kv.Entry[kv.Record]) {
-	quotas, err := w.store.Quotas.List(ctx, "_quota")
-	if err != nil {
-		w.log.WarnContext(ctx, "quotas not repaired", "error", err)
-		return
-	}
-	reserved := map[string]string{}
-	for _, q := range quotas {
-		tenant, ok := kv.ParseQuotaKey(q.Key)
-		for name, r := range q.Value.Reserved {
-			reserved[kv.HandleKey(tenant, name)] = r.Generation
-			rec := records[kv.HandleKey(tenant, name)]
-			alive := rec != nil && rec.Value.State != kv.Gone && rec.Value.Handle.Generation == r.Generation
-			if !ok || alive || time.Since(r.At) < w.cfg.SweepGrace {
-				continue
-			}
-			w.unreserve(ctx, sandbox.Spec{Tenant: tenant, Name: name, Generation: r.Generation})
-		}
-	}
-	for key, e := range records {
-		if e.Value.State != kv.Gone && reserved[key] != e.Value.Handle.Generation {
-			w.reserveLate(ctx, key)
-		}
-	}
-}
-
-// reserveLate counts a sandbox that lives without a reservation, whatever the
-// quota says: it is there.
-func (w *Worker) reserveLate(ctx context.Context, key string) {
-	e, err := w.store.Handles.Get(ctx, key)
-	if err != nil || !e.Exists || e.Value.State == kv.Gone || e.Value.State == kv.Destroying {
-		return
-	}
-	h := e.Value.Handle
-	err = w.changeQuota(ctx, h.Tenant, func(have map[sandbox.Name]kv.Reservation) error {
-		have[h.Name] = kv.Reservation{CPU: h.Limits.CPU, MemoryMB: h.Limits.MemoryMB, Generation: h.Generation, At: time.Now().UTC()}
-		return nil
-	})
-	if err != nil {
-		w.log.WarnContext(ctx, "a reservation waits for the next sweep", "tenant", h.Tenant, "sandbox", h.Name, "error", err)
-	}
-}
-
 // Sound reports whether the worker serves with an engine that answers.
 func (w *Worker) Sound() bool { return w.compared() }

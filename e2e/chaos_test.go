@@ -1,0 +1,292 @@
+package e2e_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/docker/docker/api/types/container"
+	"github.com/docker/docker/api/types/filters"
+
+	"shoal/docker/dockertest"
+	"shoal/messaging"
+	"shoal/sandbox"
+)
+
+const (
+	chaosWorkers   = 3
+	chaosKernels   = 8
+	chaosSandboxes = 4
+)
+
+// chaos is one run: a fleet, its kernels, and what is done to it.
+type chaos struct {
+	*fleet
+	rng   *rand.Rand
+	links map[*process]*link
+	boxes []messaging.Target
+	until time.Time
+
+	mu     sync.Mutex
+	done   map[string]int // what was done, and how it ended
+	fine   map[sandbox.Name]map[string]bool
+	broken []string // guarantees that did not hold
+}
+
+func (c *chaos) count(what string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.done[what]++
+}
+
+func (c *chaos) violated(format string, args ...any) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.broken = append(c.broken, fmt.Sprintf(format, args...))
+}
+
+func setting(t *testing.T, name string, def int) int {
+	t.Helper()
+	s := os.Getenv(name)
+	if s == "" {
+		return def
+	}
+	n, err := strconv.Atoi(s)
+	if err != nil {
+		t.Fatalf("%s=%q is no number", name, s)
+	}
+	return n
+}
+
+// Whatever happens to workers, links, the server and the sandboxes: streams are
+// whole or end with an honest error, what a command does it does once, a tag
+// has one holder, and nothing stays behind.
+func TestChaos(t *testing.T) {
+	seed := setting(t, "CHAOS_SEED", int(time.Now().UnixNano()%1e9))
+	seconds := setting(t, "CHAOS_SECONDS", 60)
+	t.Logf("CHAOS_SEED=%d CHAOS_SECONDS=%d", seed, seconds)
+	c := &chaos{
+		rng: rand.New(rand.NewPCG(uint64(seed), 1)), links: map[*process]*link{},
+		done: map[string]int{}, fine: map[sandbox.Name]map[string]bool{},
+	}
+	c.fleet = newFleet(t, 0)
+	for range chaosWorkers {
+		c.join()
+	}
+	c.settle()
+	for range chaosSandboxes {
+		info, err := c.client.Create(t.Context(), messaging.CreateRequest{
+			Name: sandbox.Name("chaos-" + sandbox.NewID()[:8]), Limits: sandbox.Limits{MemoryMB: 256, Pids: 256},
+		})
+		if err != nil {
+			t.Fatalf("create: %v", err)
+		}
+		c.boxes = append(c.boxes, messaging.Target{Sandbox: info.Name, Generation: info.Generation})
+		c.fine[info.Name] = map[string]bool{}
+	}
+	c.until = time.Now().Add(time.Duration(seconds) * time.Second)
+	var wg sync.WaitGroup
+	for i := range chaosKernels {
+		wg.Go(func() { c.kernel(i, rand.New(rand.NewPCG(uint64(seed), uint64(i)+2))) })
+	}
+	for time.Now().Before(c.until) {
+		c.hurt()
+		time.Sleep(time.Duration(1000+c.rng.IntN(4000)) * time.Millisecond)
+	}
+	wg.Wait()
+	c.verify()
+	for _, what := range slices.Sorted(maps.Keys(c.done)) {
+		t.Logf("%-40s %d", what, c.done[what])
+	}
+	for _, b := range c.broken {
+		t.Error(b)
+	}
+	if c.done["stream: whole"] == 0 || c.done["holder: whole"] == 0 {
+		t.Error("nothing was done")
+	}
+}
+
+// join starts a worker behind a link of its own.
+func (c *chaos) join() {
+	k := newLink(c.t, strings.TrimPrefix(c.bus.url, "nats://"))
+	args := []string{"--nats-url", k.url(), "--fleet", c.name, "--image", dockertest.Image, "--sweep-grace", "2s", "--sweep-every", "1s"}
+	p := start(c.t, "worker", nil, args...)
+	c.links[p] = k
+	c.workers = append(c.workers, p)
+}
+
+// hurt does one thing to the fleet and mends it.
+func (c *chaos) hurt() {
+	i := c.rng.IntN(len(c.workers))
+	victim := c.workers[i]
+	k := c.links[victim]
+	switch c.rng.IntN(7) {
+	case 0, 1:
+		c.count("hurt: worker killed with -9")
+		victim.kill()
+		c.workers = slices.Delete(c.workers, i, i+1)
+		c.join()
+	case 2:
+		c.count("hurt: worker stopped")
+		victim.signal(syscall.SIGSTOP)
+		time.Sleep(time.Duration(1+c.rng.IntN(20)) * time.Second)
+		victim.signal(syscall.SIGCONT)
+	case 3:
+		c.count("hurt: server restarted")
+		c.bus.stop()
+		c.bus.start(c.t)
+	case 4:
+		c.count("hurt: link cut")
+		k.set(true, false)
+		time.Sleep(time.Duration(1+c.rng.IntN(8)) * time.Second)
+		k.set(false, false)
+	case 5:
+		c.count("hurt: replies dropped")
+		k.set(false, true)
+		time.Sleep(time.Duration(500+c.rng.IntN(2500)) * time.Millisecond)
+		k.set(false, false)
+	case 6:
+		c.restartSandbox(c.boxes[c.rng.IntN(len(c.boxes))])
+	}
+}
+
+// restartSandbox restarts the container of a sandbox behind the fleet's back.
+func (c *chaos) restartSandbox(box messaging.Target) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+	defer cancel()
+	cli := dockertest.Client(c.t)
+	list, err := cli.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("name", string(box.Sandbox)+"."+box.Generation))})
+	if err != nil || len(list) != 1 {
+		c.t.Errorf("find the container of %s: %d, %v", box.Sandbox, len(list), err)
+		return
+	}
+	if err := cli.ContainerRestart(ctx, list[0].ID, container.StopOptions{Timeout: new(0)}); err != nil {
+		c.t.Logf("restart: %v", err)
+		return
+	}
+	c.count("hurt: sandbox restarted")
+}
+
+// kernel runs streams and holders until the time is over.
+func (c *chaos) kernel(n int, rng *rand.Rand) {
+	client, err := messaging.Connect(c.bus.url, messaging.Options{})
+	if err != nil {
+		c.t.Errorf("kernel %d: %v", n, err)
+		return
+	}
+	defer client.Close()
+	for i := 0; time.Now().Before(c.until); i++ {
+		id := fmt.Sprintf("k%d-%d", n, i)
+		box := c.boxes[rng.IntN(len(c.boxes))]
+		ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
+		if rng.IntN(3) == 0 {
+			c.holder(ctx, client, box, id, sandbox.Tag("t"+strconv.Itoa(rng.IntN(2))))
+		} else {
+			c.stream(ctx, client, box, id, 10+rng.IntN(60))
+		}
+		cancel()
+	}
+}
+
+// stream runs a command that leaves one line and prints counted ones.
+func (c *chaos) stream(ctx context.Context, client *messaging.Client, box messaging.Target, id string, lines int) {
+	cmd := sandbox.Command{Shell: fmt.Sprintf(`echo %s >> effects; for i in $(seq 1 %d); do echo "%s $i"; sleep 0.02; done`, id, lines, id)}
+	var want strings.Builder
+	for i := range lines {
+		fmt.Fprintf(&want, "%s %d\n", id, i+1)
+	}
+	p, err := client.Exec(ctx, box, cmd)
+	if err != nil {
+		c.t.Logf("stream %s in %s: %v", id, box.Sandbox, err)
+		c.ended("stream", id, err)
+		return
+	}
+	defer p.Close()
+	var got strings.Builder
+	end, err := p.Copy(ctx, &got, &got)
+	switch {
+	case p.Lost() == 0 && !strings.HasPrefix(want.String(), got.String()):
+		c.violated("stream %s: wrong after %d bytes", id, common(want.String(), got.String()))
+	case err != nil:
+		c.t.Logf("stream %s in %s: %d of %d bytes, then %v", id, box.Sandbox, got.Len(), want.Len(), err)
+		c.ended("stream", id, err)
+	case end.Code == nil:
+		c.count("stream: ended by " + string(end.Reason))
+	case got.String() != want.String() || *end.Code != 0:
+		c.violated("stream %s: code %d with %d of %d bytes, %d lost", id, *end.Code, got.Len(), want.Len(), p.Lost())
+	default:
+		c.count("stream: whole")
+		c.ran(box, id)
+	}
+}
+
+func common(a, b string) int {
+	n := 0
+	for n < len(a) && n < len(b) && a[n] == b[n] {
+		n++
+	}
+	return n
+}
+
+// holder takes a tag and makes a directory that nobody else may have made.
+func (c *chaos) holder(ctx context.Context, client *messaging.Client, box messaging.Target, id string, tag sandbox.Tag) {
+	own, abandon := context.WithCancel(ctx)
+	defer abandon() // a lock that is not released expires, and the next holder takes over
+	lock, err := client.Lock(own, box, tag, messaging.LockOptions{Holder: id, TTL: 3 * time.Second, Wait: 20 * time.Second})
+	if err != nil {
+		c.ended("holder", id, err)
+		return
+	}
+	first := ""
+	if lock.Lock().TakenOver {
+		first = "rmdir held-" + string(tag) + " 2>/dev/null; "
+		c.count("holder: took over")
+	}
+	shell := fmt.Sprintf("%smkdir held-%s || exit 9; echo %s >> effects; sleep 0.2; rmdir held-%s", first, tag, id, tag)
+	r, err := client.Run(lock.Context(), box, sandbox.Command{Shell: shell, Tag: tag, Token: lock.Token()}, messaging.RunOptions{})
+	switch {
+	case err != nil:
+		c.ended("holder", id, err)
+	case r.End.Code == nil:
+		c.count("holder: ended by " + string(r.End.Reason))
+	case *r.End.Code == 9:
+		c.violated("holder %s: tag %s of %s has another holder", id, tag, box.Sandbox)
+	case *r.End.Code != 0:
+		c.violated("holder %s: code %d: %s", id, *r.End.Code, r.Stderr)
+	default:
+		c.count("holder: whole")
+		c.ran(box, id)
+		if err := lock.Release(ctx, false); err != nil {
+			c.ended("release", id, err)
+		}
+	}
+}
+
+func (c *chaos) ran(box messaging.Target, id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.fine[box.Sandbox][id] = true
+}
+
+// ended notes an honest error: one with a code that says what is known.
+func (c *chaos) ended(what, id string, err error) {
+	code := sandbox.CodeOf(err)
+	if errors.Is(err, messaging.ErrLockLost) {
+		code = "lock_lost"
+	}
+	if code == sandbox.Internal || code == "" || code == sandbox.NotFound || code == sandbox.Gone || code == sandbox.Stale {
+		c.violated("%s %s: %v", what, id, err)
+		return
+	}
+	c.count(what + ": error " + string(code))
+}
