@@ -92,17 +92,22 @@ func TestLateCreatorHarmsNobody(t *testing.T) {
 func TestDestroyEndsACreate(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1, nil)
-	entered := make(chan struct{})
-	go func() {
-		<-entered
-		time.Sleep(300 * time.Millisecond)
-		if _, err := r.kernel("main").Destroy(context.Background(), messaging.Target{Sandbox: "x"}); err != nil {
+	store, destroyer := r.records(), r.kernel("main")
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for deadline := time.Now().Add(20 * time.Second); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+			e, err := store.Handles.Get(t.Context(), kv.HandleKey("main", "x"))
+			if err == nil && e.Value.State == kv.Creating && e.Value.Epoch > 0 {
+				break
+			}
+		}
+		if _, err := destroyer.Destroy(t.Context(), messaging.Target{Sandbox: "x"}); err != nil {
 			t.Errorf("destroy: %v", err)
 		}
-	}()
+	})
 	began := time.Now()
-	close(entered)
 	_, err := r.client.Create(t.Context(), messaging.CreateRequest{Name: "x", Setup: []sandbox.Setup{{Shell: "sleep 60"}}})
+	wg.Wait()
 	code(t, err, sandbox.Canceled)
 	if d := time.Since(began); d > 20*time.Second {
 		t.Fatalf("after %s", d)
