@@ -131,7 +131,7 @@ func (p *pendingCall) await(ctx context.Context) (*nats.Msg, error) {
 		case <-ctx.Done():
 			return nil, p.gaveUp(ctx)
 		case now := <-tick.C:
-			if now.Sub(p.last) < copyAfter || now.Sub(p.first) > maxCopies {
+			if now.Sub(p.last) < p.patience() || now.Sub(p.first) > maxCopies {
 				continue
 			}
 			if err := p.silent(ctx); err != nil {
@@ -151,6 +151,15 @@ func (p *pendingCall) await(ctx context.Context) (*nats.Msg, error) {
 			}
 		}
 	}
+}
+
+// patience is how long to wait for a word. The queue group may give a copy to
+// the same silent worker again, so later ones follow sooner.
+func (p *pendingCall) patience() time.Duration {
+	if p.copies > 1 && p.accepted == "" {
+		return copyAfter / 4
+	}
+	return copyAfter
 }
 
 func (p *pendingCall) accept(worker WorkerID) {

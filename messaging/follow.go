@@ -27,7 +27,7 @@ func (s *stream) take(m *nats.Msg) {
 	case m.Header.Get("Status") == "503":
 		s.noWorker()
 	case m.Header.Get(HeaderWord) == wordAccepted:
-		s.lastMsg = time.Now()
+		s.lastMsg, s.heard = time.Now(), true
 		s.setWorker(WorkerID(m.Header.Get(HeaderWorker)))
 	default:
 		f, err := decodeFrame(m.Data, m.Header.Get(HeaderContent) == contentType(true))
@@ -50,7 +50,7 @@ func (s *stream) takeFrame(f Frame) {
 		return // a former owner
 	}
 	s.epoch = max(s.epoch, f.Epoch)
-	s.lastMsg = time.Now()
+	s.lastMsg, s.heard = time.Now(), true
 	switch f.Kind {
 	case FrameStarted:
 		s.takeStarted(f)
@@ -80,7 +80,7 @@ func (s *stream) takeStarted(f Frame) {
 		return
 	}
 	s.c.learn(s.name, a.Meta)
-	s.opened, s.lostAt = true, time.Time{}
+	s.opened, s.lostAt, s.silent = true, time.Time{}, ""
 	s.mu.Lock()
 	first := !s.started
 	s.started, s.worker, s.info, s.body = true, a.Worker, a.Meta, f.Answer
@@ -210,11 +210,13 @@ func (s *stream) watch(now time.Time) {
 		select {
 		case <-s.opening.C:
 			s.opening = nil
-			s.reopen(s.silent)
+			s.reopen()
 		default:
 		}
 	case s.begun() && !s.lostAt.IsZero() && now.Sub(s.lostAt) > reopenFor, !s.begun() && now.After(s.deadline):
 		s.finish(nil, s.gaveUp())
+	case silent > probeAfter && s.again():
+		s.lose("")
 	case silent > deadAfter:
 		s.lose(worker)
 	case silent > probeAfter && worker != "" && now.Sub(s.lastAck) > probeAfter:
@@ -237,7 +239,7 @@ func (s *stream) noWorker() {
 		s.c.forgetWorker(s.name, worker)
 		s.setWorker("")
 		s.copies = max(s.copies-1, 0) // it reached nobody
-		s.reopen("")
+		s.reopen()
 		return
 	}
 	s.copies = max(s.copies-1, 0)
@@ -254,14 +256,21 @@ func (s *stream) lose(silent WorkerID) {
 	if silent != "" {
 		s.c.forgetWorker(s.name, silent)
 		s.setWorker("")
+		s.silent = silent
 	}
 	if wait := reopenEvery - time.Since(s.lastOpen); wait > 0 {
-		s.silent = silent
 		s.later(wait)
 		return
 	}
 	s.opened = false
-	s.reopen(silent)
+	s.reopen()
+}
+
+// again reports whether a repeated opening has gone unheard: the queue group
+// may have given it to the very worker that was found silent, and whoever lives
+// says so at once.
+func (s *stream) again() bool {
+	return !s.opened && !s.heard && (s.begun() || s.copies > 1)
 }
 
 // later opens the stream again after d.
@@ -277,12 +286,12 @@ func (s *stream) later(d time.Duration) {
 }
 
 // reopen sends the request that opens the stream, or carries it on.
-func (s *stream) reopen(silent WorkerID) {
-	s.lastOpen, s.silent = time.Now(), ""
+func (s *stream) reopen() {
+	s.lastOpen, s.heard = time.Now(), false
 	if s.lostAt.IsZero() {
 		s.lostAt = s.lastOpen
 	}
-	op, body := s.open(s, silent)
+	op, body := s.open(s, s.silent)
 	if body == nil {
 		s.finish(nil, s.unknown("the worker that served it is gone", nil))
 		return

@@ -52,7 +52,8 @@ type stream struct {
 	tokens   []func()    // forget the inbox tokens
 	opened   bool        // the present opening has been answered by a frame
 	copies   int         // of the first opening that may have reached somebody
-	silent   WorkerID    // to be named in the opening that waits
+	silent   WorkerID    // found silent since the stream last started
+	heard    bool        // somebody has the present opening
 	lastOpen time.Time
 	lastMsg  time.Time
 	lastAck  time.Time
@@ -196,7 +197,7 @@ func (s *stream) run() {
 	defer close(s.done)
 	defer s.forgetTokens()
 	s.lastMsg, s.lostAt = time.Now(), time.Now()
-	s.reopen("")
+	s.reopen()
 	tick := time.NewTicker(probeAfter / 3)
 	defer tick.Stop()
 	for !s.over() {
