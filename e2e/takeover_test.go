@@ -53,7 +53,7 @@ func takeover(t *testing.T, f *fleet, hurt func(*process)) time.Duration {
 	t.Helper()
 	const lines = 250
 	box := f.create(messaging.CreateRequest{})
-	ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	p, err := f.client.Exec(ctx, box, sandbox.Command{Shell: fmt.Sprintf(ticker, lines)})
 	if err != nil {
