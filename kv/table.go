@@ -220,7 +220,6 @@ func opOf(data []byte) string {
 func fieldNames(t reflect.Type) []string {
 	var names []string
 	for f := range t.Fields() {
-		f := f
 		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
 		switch {
 		case f.Anonymous && name == "":

@@ -126,9 +126,14 @@ func TestTimeOrCountEndsARow(t *testing.T) {
 		passed time.Duration
 		want   bool
 	}{
-		{byTime, false, 9, 0, false}, {byTime, false, 1, time.Second, true}, {byTime, false, 0, time.Hour, false},
-		{byTime, true, 1, time.Hour, false}, {byTime, true, 2, 0, true},
-		{byCount, false, 8, time.Hour, false}, {byCount, false, 9, 0, true}, {byCount, true, 2, 0, true},
+		{byTime, false, 9, 0, false},
+		{byTime, false, 1, time.Second, true},
+		{byTime, false, 0, time.Hour, false},
+		{byTime, true, 1, time.Hour, false},
+		{byTime, true, 2, 0, true},
+		{byCount, false, 8, time.Hour, false},
+		{byCount, false, 9, 0, true},
+		{byCount, true, 2, 0, true},
 	} {
 		if got := c.r.enough(c.long, c.n, c.passed); got != c.want {
 			t.Errorf("%+v: %t", c, got)

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/url"
 	"os"
@@ -93,6 +94,6 @@ func (w *worker) stop() error {
 		return nil
 	case <-time.After(30 * time.Second):
 		w.kill()
-		return fmt.Errorf("the worker did not end within 30 s of SIGTERM")
+		return errors.New("the worker did not end within 30 s of SIGTERM")
 	}
 }

@@ -75,7 +75,7 @@ func newProvider(s *settings, log *slog.Logger) (p sandbox.Provider, closeProvid
 	if err != nil {
 		return nil, nil, fmt.Errorf("read the E2B settings: %w", err)
 	}
-	defer f.Close() //nolint:errcheck // only read
+	defer f.Close()
 	cfg, err := e2b.ParseConfig(f)
 	if err != nil {
 		return nil, nil, err

@@ -60,7 +60,7 @@ func (d *Daemon) Start() {
 	}
 	// The engine outlives no test but must end in its own time: not bound to a
 	// context, which would kill it and leave its containers' processes.
-	d.cmd = exec.Command("dockerd", "--data-root", in("data"), "--exec-root", in("exec"), "--pidfile", in("pid"), //nolint:noctx // see above
+	d.cmd = exec.Command("dockerd", "--data-root", in("data"), "--exec-root", in("exec"), "--pidfile", in("pid"),
 		"--host", d.Endpoint(), "--config-file", in("config.json"), "--bridge=none", "--iptables=false", "--storage-driver=vfs")
 	d.cmd.Stdout, d.cmd.Stderr = log, log
 	if err := d.cmd.Start(); err != nil {
