@@ -209,13 +209,13 @@ func TestRemovalInProgressIsWaitedFor(t *testing.T) {
 	p := f.provider(t)
 	removals := 0
 	f.on("DELETE /containers/"+object, func(w http.ResponseWriter, f *fakeEngine) {
-		if removals++; removals == 3 {
+		if removals++; removals == 7 {
 			f.answers["GET /containers/"+object+"/json"] = says(http.StatusNotFound, "No such container: x")
 		}
 		says(http.StatusConflict, "removal of container abc is already in progress")(w, f)
 	})
-	if err := p.Destroy(t.Context(), handle); err != nil || removals != 3 {
-		t.Errorf("destroy: %v after %d removals, want success after 3", err, removals)
+	if err := p.Destroy(t.Context(), handle); err != nil || removals != 7 {
+		t.Errorf("destroy: %v after %d removals, want success after 7", err, removals)
 	}
 	calls := f.did()
 	if !slices.Contains(calls, "DELETE /v1.41/volumes/"+object+"-workspace") || !slices.Contains(calls, "DELETE /v1.41/volumes/"+object+"-skills") {
@@ -274,5 +274,31 @@ func TestCreateWhoseAnswerIsLost(t *testing.T) {
 	}
 	if !slices.Contains(f.did(), "DELETE /v1.41/containers/"+object) {
 		t.Errorf("the late container was not removed: %v", f.did())
+	}
+}
+
+func TestCreateWhoseCallerLeavesAtTheEnd(t *testing.T) {
+	f := newFakeEngine(t)
+	p := f.provider(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	f.on("GET /images/shoal-sandbox:dev/json", func(w http.ResponseWriter, _ *fakeEngine) {
+		_, _ = w.Write([]byte(`{"Config":{"Labels":{"shoal.agent":"1"}}}`))
+	})
+	f.on("GET /volumes/shoal-engine", func(w http.ResponseWriter, _ *fakeEngine) {
+		_, _ = w.Write([]byte(`{"Labels":{"shoal.role":"engine","shoal.engine":"e"}}`))
+	})
+	f.on("POST /containers/create", func(w http.ResponseWriter, _ *fakeEngine) { _, _ = w.Write([]byte(`{"Id":"abc"}`)) })
+	f.on("POST /containers/"+object+"/start", func(w http.ResponseWriter, _ *fakeEngine) {
+		cancel()
+		w.WriteHeader(http.StatusNoContent)
+	})
+	_, err := p.Create(ctx, sandbox.Spec{
+		Tenant: "t", Name: "n", Generation: "g", Limits: sandbox.DefaultLimits(), Egress: sandbox.Egress{Mode: sandbox.EgressNone},
+	}, nil)
+	if sandbox.CodeOf(err) != sandbox.Canceled {
+		t.Errorf("create: %v, want canceled", err)
+	}
+	if calls := f.did(); !strings.HasPrefix(calls[len(calls)-1], "DELETE /v1.41/volumes/") {
+		t.Errorf("nothing was cleaned up: %v", calls)
 	}
 }

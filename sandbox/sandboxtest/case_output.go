@@ -5,9 +5,11 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"io"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -28,6 +30,8 @@ var outputCases = []Case{
 	{Promise: "watchers see the output and govern nothing", run: watches},
 	{ID: "EX-22", Promise: "a command can be followed by its id after its end", run: followEnded},
 	{Promise: "64 MiB have the right hash", run: bulk},
+	{Promise: "of many commands each ends once with all its output", run: many},
+	{Promise: "the agent stays small", Needs: func(s *Subject) bool { return s.PidsLimit }, run: agentSize},
 }
 
 func ordered(t *testing.T, x *suite) {
@@ -286,6 +290,84 @@ func bulk(t *testing.T, x *suite) {
 	_, _ = io.Copy(want, io.LimitReader(repeat('z'), size))
 	if n != size || !bytes.Equal(hash.Sum(nil), want.Sum(nil)) {
 		t.Errorf("%d bytes of %d, or another hash", n, size)
+	}
+}
+
+// many runs short commands, 16 at a time where the engine bears it, beside long
+// ones that go on through all of it.
+func many(t *testing.T, x *suite) {
+	short, atOnce := 100, 1
+	if x.PidsLimit { // gVisor's release of 2022 dies of many at once
+		short, atOnce = 2000, 16
+	}
+	b := x.box(t)
+	long := make([]*agent.Stream, 10)
+	for i := range long {
+		long[i] = b.start(t, sandbox.Command{Shell: "for i in 1 2 3 4 5; do echo $i; sleep 0.4; done"})
+	}
+	var wg sync.WaitGroup
+	next := make(chan int)
+	for range atOnce {
+		wg.Go(func() {
+			for i := range next {
+				b.one(t, i)
+			}
+		})
+	}
+	for i := range short {
+		next <- i
+	}
+	close(next)
+	wg.Wait()
+	for _, st := range long {
+		if r := drain(t, st); r.out.String() != "1\n2\n3\n4\n5\n" {
+			t.Errorf("a long command printed %q, end %s", r.out.String(), show(r.end))
+		}
+	}
+}
+
+// one runs a command whose output and code tell it from the others. It may be
+// called on any goroutine.
+func (b *attached) one(t *testing.T, i int) {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	text, code := strconv.Itoa(i), i%250
+	st, err := b.s.Start(ctx, agent.StartRequest{Boot: b.s.Hello().Boot, Command: command(sandbox.Command{
+		Shell: "echo " + text + "; exit " + strconv.Itoa(code),
+	})})
+	if err != nil {
+		t.Errorf("start %d: %v", i, explain(err))
+		return
+	}
+	defer st.Close()
+	if r := follow(st); r.out.String() != text+"\n" || r.end.Code == nil || *r.end.Code != code {
+		t.Errorf("command %d: output %q, end %s", i, r.out.String(), show(r.end))
+		return
+	}
+	if _, err := st.Recv(ctx); !errors.Is(err, io.EOF) {
+		t.Errorf("command %d: after its end %v", i, explain(err))
+	}
+}
+
+// agentSize looks at what is left of all the cases before it, once the agent has
+// had a quiet moment to give memory back.
+func agentSize(t *testing.T, x *suite) {
+	const most = 12 << 10 // KiB
+	size := func() int {
+		kib := x.box(t).output(t, `for p in /proc/[0-9]*; do
+  [ "$(cat $p/comm)" = agent ] && sed -n 's/^VmRSS:[^0-9]*\([0-9]*\).*/\1/p' $p/status; done 2>/dev/null; true`)
+		n, err := strconv.Atoi(kib)
+		if err != nil {
+			t.Fatalf("the agent's size is %q", kib)
+		}
+		return n
+	}
+	n := size()
+	for end := time.Now().Add(limit); n > most && time.Now().Before(end); n = size() {
+		time.Sleep(limit / 5)
+	}
+	if t.Logf("the agent has %d KiB", n); n > most {
+		t.Errorf("more than %d KiB", most)
 	}
 }
 
