@@ -26,7 +26,7 @@ func NewDaemon(t testing.TB) *Daemon {
 	if testing.Short() {
 		t.Skip("needs a Docker engine: run without -short")
 	}
-	dir, err := os.MkdirTemp("", "shoal-dockerd-") // short: a socket's path has at most 107 bytes
+	dir, err := os.MkdirTemp("", "shoal-dockerd-") //nolint:usetesting // a socket has at most 107 bytes, too few for the test's name
 	if err != nil {
 		t.Fatal(err)
 	}
