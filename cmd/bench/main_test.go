@@ -135,7 +135,7 @@ func TestTimeOrCountEndsARow(t *testing.T) {
 		{byCount, false, 9, 0, true},
 		{byCount, true, 2, 0, true},
 	} {
-		if got := c.r.enough(c.long, c.n, c.passed); got != c.want {
+		if got := c.r.enough(probe{long: c.long}, c.n, c.passed); got != c.want {
 			t.Errorf("%+v: %t", c, got)
 		}
 	}

@@ -80,7 +80,7 @@ func newEcho() (_ *echo, err error) {
 	if err != nil {
 		return nil, err
 	}
-	if err = e.server.Start(); err != nil {
+	if err := e.server.Start(); err != nil {
 		return nil, err
 	}
 	e.client, err = messaging.Connect(e.nats.ClientURL(), messaging.Options{})

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"time"
@@ -47,7 +46,7 @@ func readStat(pid int) (stat, error) {
 }
 
 func procFile(pid int, name string) string {
-	return filepath.Join("/proc", strconv.Itoa(pid), name)
+	return "/proc/" + strconv.Itoa(pid) + "/" + name
 }
 
 func cpuTime(pid int) (time.Duration, error) {

@@ -52,7 +52,7 @@ func newRig(ctx context.Context, s *settings, stderr io.Writer) (_ *rig, err err
 	r.result = result{Settings: newSurroundings(s, r.fleet), Rows: []row{}}
 	r.say("%s, %d CPUs, load %s, image %s, fleet %s, %+v", r.result.Settings.System, r.result.Settings.CPUs,
 		r.result.Settings.Load, s.image, r.fleet, r.effort)
-	if err = r.connect(ctx); err != nil {
+	if err := r.connect(ctx); err != nil {
 		return nil, err
 	}
 	if r.box, err = r.create(ctx); err != nil {
@@ -149,7 +149,7 @@ func (r *rig) close(ctx context.Context) error {
 		failed = append(failed, r.engine.Sweep(ctx, r.fleet), r.engine.Sweep(ctx, r.byHand()), r.engine.Close())
 	}
 	if r.dir != "" {
-		failed = append(failed, os.RemoveAll(r.dir))
+		failed = append(failed, os.RemoveAll(r.dir)) //nolint:gosec // MkdirTemp made it
 	}
 	return errors.Join(failed...)
 }

@@ -40,6 +40,7 @@ type probe struct {
 	base       sample // nil = nothing
 	floor      func(context.Context) ([]float64, error)
 	long       bool // takes long enough for Rounds, and needs no warm-up
+	seconds    bool // takes seconds: a quarter of them will do
 }
 
 // timed makes a sample of milliseconds.
@@ -61,7 +62,7 @@ func (r *rig) measure(ctx context.Context, p probe) error {
 	}
 	var ours, base []float64
 	start := time.Now()
-	for i := 0; !r.enough(p.long, len(ours), time.Since(start)); i++ {
+	for i := 0; !r.enough(p, len(ours), time.Since(start)); i++ {
 		a, b, err := p.pair(ctx)
 		if err != nil {
 			return err
@@ -82,9 +83,11 @@ func (r *rig) measure(ctx context.Context, p probe) error {
 }
 
 // enough says whether n samples, taken in this time, will do.
-func (r *rig) enough(long bool, n int, passed time.Duration) bool {
+func (r *rig) enough(p probe, n int, passed time.Duration) bool {
 	switch {
-	case long:
+	case p.seconds:
+		return n >= (r.effort.Rounds+3)/4
+	case p.long:
 		return n >= r.effort.Rounds
 	case r.effort.For > 0:
 		return n > 0 && passed >= r.effort.For

@@ -17,7 +17,7 @@ import (
 // owner's process is killed with SIGKILL, until the next byte arrives through
 // another worker. Every line must come once and in order.
 func takeoverRows(ctx context.Context, r *rig) error {
-	return r.measure(ctx, probe{name: "takeover", unit: unitMS, long: true, ours: r.takeover})
+	return r.measure(ctx, probe{name: "takeover", unit: unitMS, long: true, seconds: true, ours: r.takeover})
 }
 
 func (r *rig) takeover(ctx context.Context) (float64, error) {

@@ -23,8 +23,8 @@ type worker struct {
 	done chan struct{} // closed when it has ended
 }
 
-// startWorker starts the program; url, where there is one, is the NATS server.
-func startWorker(r *rig, url string, args ...string) (*worker, error) {
+// startWorker starts the program; bus, where there is one, is the NATS server.
+func startWorker(r *rig, bus string, args ...string) (*worker, error) {
 	w := &worker{log: filepath.Join(r.dir, "worker-"+sandbox.NewID()[:8]+".log"), done: make(chan struct{})}
 	log, err := os.Create(w.log)
 	if err != nil {
@@ -36,7 +36,10 @@ func startWorker(r *rig, url string, args ...string) (*worker, error) {
 	}, args...)
 	w.cmd = exec.Command(r.settings.worker, args...) //nolint:noctx // stop ends it, and in order
 	w.cmd.Stdout, w.cmd.Stderr = log, log
-	w.cmd.Env = append(os.Environ(), "SHOAL_NATS_URL="+url) // holds a password, which arguments would show
+	w.cmd.Env = append(os.Environ(), "SHOAL_NATS_URL="+bus) // holds a password, which arguments would show
+	// The terminal's ^C is for the benchmark alone: it still needs the worker to
+	// clean up. Should the benchmark die, the worker ends too.
+	w.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGTERM}
 	if err := w.cmd.Start(); err != nil {
 		return nil, fmt.Errorf("start the worker: %w: run make build, or use -worker", err)
 	}
