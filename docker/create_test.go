@@ -289,3 +289,35 @@ func mustDestroy(t *testing.T, p *docker.Provider, h sandbox.Handle) {
 		t.Fatalf("destroy: %v (%v)", err, cause(err))
 	}
 }
+
+// RL-01, RL-02, LC-01: networks run out, refuse to go while somebody is on
+// them, and are missing at a resume. A sandbox has none, whatever it may reach,
+// so none of that can happen; 40 sandboxes are no more than the one here.
+func TestSandboxesHaveNoNetwork(t *testing.T) {
+	t.Parallel()
+	p, _ := newProvider(t)
+	spec := newSpec("listed")
+	spec.Egress = sandbox.Egress{Mode: sandbox.EgressAllowlist, Hosts: []string{"example.com"}}
+	h := mustCreate(t, p, spec)
+	for range 2 {
+		c, err := dockertest.Client(t).ContainerInspect(t.Context(), h.Ref)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name := range c.NetworkSettings.Networks {
+			if name != "none" {
+				t.Errorf("the sandbox is on the network %s", name)
+			}
+		}
+		if c.HostConfig.NetworkMode != "none" {
+			t.Errorf("network mode %s, want none", c.HostConfig.NetworkMode)
+		}
+		if err := p.Suspend(t.Context(), h, sandbox.SuspendDisk); err != nil {
+			t.Fatal(err)
+		}
+		if err := p.Resume(t.Context(), h); err != nil {
+			t.Fatal(err)
+		}
+	}
+	mustDestroy(t, p, h)
+}
