@@ -148,7 +148,7 @@ func TestDigests(t *testing.T) {
 	var d digests
 	now := testTime
 	for i := range maxDigests + 1000 {
-		d.add(digestOf([]byte(fmt.Sprint(i))), now)
+		d.add(digestOf(fmt.Append(nil, i)), now)
 	}
 	if len(d.known) != maxDigests || d.has(digestOf([]byte("0"))) || !d.has(digestOf([]byte("1000"))) {
 		t.Errorf("%d digests", len(d.known))

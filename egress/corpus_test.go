@@ -390,11 +390,11 @@ func (u *upstreamExpectation) check(t *testing.T, got seen) {
 func (r *caseRun) steps(t *testing.T) {
 	t.Helper()
 	if r.Pipelined {
-		var all string
+		var all strings.Builder
 		for _, s := range r.Steps {
-			all += s.bytes()
+			all.WriteString(s.bytes())
 		}
-		if _, err := io.WriteString(r.client, all); err != nil {
+		if _, err := io.WriteString(r.client, all.String()); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -1,6 +1,7 @@
 package messaging
 
 import (
+	"strings"
 	"testing"
 
 	"shoal/sandbox"
@@ -21,13 +22,13 @@ func TestSegmentsThatOverlap(t *testing.T) {
 	} {
 		s.takeSegment(g)
 	}
-	var text string
+	var text strings.Builder
 	var lost int64
 	for _, g := range s.segs {
-		text += string(g.Data)
+		text.WriteString(string(g.Data))
 		lost += g.Lost
 	}
-	if text != "abcdefgh" || lost != 8 || s.recv != 16 {
-		t.Errorf("%q, %d lost, next %d", text, lost, s.recv)
+	if text.String() != "abcdefgh" || lost != 8 || s.recv != 16 {
+		t.Errorf("%q, %d lost, next %d", text.String(), lost, s.recv)
 	}
 }
