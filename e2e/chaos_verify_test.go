@@ -93,12 +93,18 @@ func (c *chaos) recordsAtBase() error {
 		}
 	}
 	locks, err := store.Locks.List(c.t.Context(), "")
-	if err != nil || len(locks) > 0 {
-		return fmt.Errorf("%d locks, %v", len(locks), err)
+	if err != nil {
+		return err
+	}
+	if len(locks) > 0 {
+		return fmt.Errorf("%d locks", len(locks))
 	}
 	workers, err := store.Workers.List(c.t.Context(), "")
-	if err != nil || len(workers) != len(c.workers) {
-		return fmt.Errorf("%d workers of %d, %v", len(workers), len(c.workers), err)
+	if err != nil {
+		return err
+	}
+	if len(workers) != len(c.workers) {
+		return fmt.Errorf("%d workers of %d", len(workers), len(c.workers))
 	}
 	return nil
 }

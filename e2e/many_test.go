@@ -99,7 +99,7 @@ func inParallel(at, n int, fn func(int)) {
 func agentRSS(f *fleet, box messaging.Target) int64 {
 	f.t.Helper()
 	time.Sleep(time.Second) // let it give back what it can
-	r := f.run(box, "ps -eo rss=,args= | awk '/shoal\\/bin\\/agent/ && !/awk/ {print $1; exit}'")
+	r := f.run(box, "ps -eo rss=,args= | awk '$2 ~ /shoal\\/bin\\/agent$/ {print $1; exit}'")
 	n, err := strconv.ParseInt(strings.TrimSpace(string(r.Stdout)), 10, 64)
 	if err != nil {
 		f.t.Fatalf("the agent's memory: %q, %v", r.Stdout, err)

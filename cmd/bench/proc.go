@@ -24,7 +24,7 @@ type stat struct {
 // readStat reads one process; its name stands in parentheses and may hold any
 // character (proc(5)).
 func readStat(pid int) (stat, error) {
-	data, err := os.ReadFile(procFile(pid, "stat"))
+	data, err := os.ReadFile(procFile(pid, "stat")) //nolint:gosec // below /proc, by number
 	if err != nil {
 		return stat{}, err
 	}
@@ -56,7 +56,7 @@ func cpuTime(pid int) (time.Duration, error) {
 
 // fieldKiB reads a line such as "Pss:  12 kB" of a file of a process.
 func fieldKiB(pid int, file, field string) (int64, error) {
-	data, err := os.ReadFile(procFile(pid, file))
+	data, err := os.ReadFile(procFile(pid, file)) //nolint:gosec // below /proc, by number
 	if err != nil {
 		return 0, err
 	}
@@ -76,7 +76,7 @@ func pss(pid int) (int64, error) { return fieldKiB(pid, "smaps_rollup", "Pss:") 
 // restPeak lets the peak of a worker's memory (VmHWM) begin anew and returns
 // what it uses now, in KiB.
 func (w *worker) restPeak() (int64, error) {
-	if err := os.WriteFile(procFile(w.pid(), "clear_refs"), []byte("5"), 0); err != nil { // 5 = the peak, proc(5)
+	if err := os.WriteFile(procFile(w.pid(), "clear_refs"), []byte("5"), 0); err != nil { //nolint:gosec // below /proc, by number; 5 = the peak, proc(5)
 		return 0, err
 	}
 	return statusKiB(w.pid(), "VmRSS:")
