@@ -54,7 +54,9 @@ func isConflict(err error) bool    { return refused(err, http.StatusConflict, ""
 func isPaused(err error) bool      { return refused(err, http.StatusConflict, "is paused") }
 func isNotRunning(err error) bool  { return refused(err, http.StatusConflict, "is not running") }
 func isNotPaused(err error) bool {
-	return refused(err, http.StatusInternalServerError, "is not paused") || refused(err, http.StatusConflict, "is not paused")
+	return refused(err, http.StatusInternalServerError, "is not paused") || refused(err, http.StatusConflict, "is not paused") ||
+		// The runtime's own words, when the engine's state is older than its (seen on Engine 20.10).
+		refused(err, http.StatusInternalServerError, "cannot resume a running process")
 }
 
 func isBeingRemoved(err error) bool {
