@@ -290,7 +290,10 @@ func causes(t *testing.T, x *suite) {
 }
 
 func outOfMemory(t *testing.T, x *suite) {
-	b := x.fresh(t)
+	spec := x.spec("hungry")
+	spec.Limits.MemoryMB = sandbox.MinMemoryMB
+	b := &attached{x: x, h: x.create(t, spec)}
+	b.attach(t)
 	st := b.start(t, sandbox.Command{Shell: "exec python3 -c 'b=[]\nwhile True: b.append(bytearray(16<<20))'"})
 	r := follow(st)
 	if r.end.Reason == sandbox.OutOfMemory {
