@@ -145,7 +145,7 @@ func TestDerived(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = exec.Command("docker", "rmi", "-f", tag).Run() })
-	docker(t, "build", "--quiet", "--tag", tag, dir)
+	docker(t, "build", "--quiet", "--network", "none", "--tag", tag, dir)
 	inspect(t, tag).check(t, inspect(t, image.Name()))
 }
 

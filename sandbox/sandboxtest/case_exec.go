@@ -159,7 +159,7 @@ func timesOut(t *testing.T, x *suite) {
 	for _, script := range []string{"sleep " + marker, "trap '' TERM; sleep " + marker + " & wait", "setsid sleep " + marker + " & sleep " + marker} {
 		r := drain(t, b.start(t, sandbox.Command{Shell: script, Timeout: 700}))
 		r.wantReason(t, sandbox.TimedOut)
-		if r.took < 400*time.Millisecond || r.took > 6*time.Second {
+		if r.took < 400*time.Millisecond || r.took > 20*time.Second {
 			t.Errorf("%s: a limit of 0.7 s came after %s", script, r.took)
 		}
 		b.wantNone(t, marker)
@@ -404,15 +404,15 @@ func parallel(t *testing.T, x *suite) {
 	streams := make([]*agent.Stream, n)
 	begun := time.Now()
 	for i := range streams {
-		streams[i] = b.start(t, sandbox.Command{Shell: fmt.Sprintf("sleep 1; echo %d", i)})
+		streams[i] = b.start(t, sandbox.Command{Shell: fmt.Sprintf("sleep 4; echo %d", i)})
 	}
 	for i, st := range streams {
 		if r := drain(t, st); r.out.String() != fmt.Sprintf("%d\n", i) {
 			t.Errorf("command %d printed %q", i, r.out.String())
 		}
 	}
-	if took := time.Since(begun); took > 6*time.Second {
-		t.Errorf("%d commands of 1 s took %s together", n, took)
+	if took := time.Since(begun); took > 20*time.Second {
+		t.Errorf("%d commands of 4 s took %s together", n, took)
 	}
 }
 
