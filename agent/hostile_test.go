@@ -163,6 +163,63 @@ func TestLiesInAStream(t *testing.T) {
 	}
 }
 
+// TestForeignWords lets an engine write words of its own into a healthy stream,
+// as Docker does when an exec fails, and end it or not: the session must end, and
+// say that the outcome is unknown and the sandbox may be attached again.
+func TestForeignWords(t *testing.T) {
+	t.Parallel()
+	good := frames(kindAnswer, started(nil), kindOutput, output{Stream: 1, Data: []byte("x")})
+	words := []byte("exec attach failed: unexpected EOF\r\n")
+	half := binary.BigEndian.AppendUint32([]byte{0, muxData, 0, 0, 0, 0, 0, 1}, 1000) // announces more than comes
+	for name, tt := range map[string]struct {
+		tail []byte
+		open bool // the stream stays open behind the words
+	}{
+		"between frames":                 {words, false},
+		"between frames, without an end": {words, true},
+		"within a frame":                 {append(half, words...), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			s, err := connectTo(t, func(conn net.Conn) {
+				said := make(chan struct{})
+				go func() {
+					<-said
+					time.Sleep(50 * time.Millisecond) // the good frames are on their way
+					_, _ = conn.Write(tt.tail)
+					if !tt.open {
+						_ = conn.Close()
+					}
+				}()
+				liar{hello: honest, answer: func(w io.Writer, _ request) {
+					_, _ = w.Write(good)
+					close(said)
+				}}.serve(t, conn)
+			}, ClientConfig{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+			defer stop()
+			st, err := s.Start(ctx, StartRequest{Boot: "boot", Command: sandbox.Command{ID: "c", Shell: "true"}})
+			var got []byte
+			for err == nil {
+				var m Event
+				m, err = st.Recv(ctx)
+				got = append(got, m.Data...)
+			}
+			if e := sandbox.AsError(err); e.Code != sandbox.OutcomeUnknown || e.Reason != "detached" || string(got) != "x" {
+				t.Errorf("%q, %v; want x, and an unknown outcome", got, err)
+			}
+			select {
+			case <-s.Done():
+			case <-time.After(5 * time.Second):
+				t.Error("the session goes on")
+			}
+		})
+	}
+}
+
 func wantLie(t *testing.T, s *Session, err error) {
 	t.Helper()
 	e, ok := errors.AsType[*sandbox.Error](err)

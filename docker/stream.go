@@ -2,6 +2,7 @@ package docker
 
 import (
 	"bufio"
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -70,7 +71,7 @@ func (s *stream) next() error {
 		return engineFault("the engine's stream is not framed as it should be")
 	case channel == channelOut:
 		s.left = size
-		return s.checkStart()
+		return s.checkWords()
 	case channel == channelErr:
 		return s.listen(int64(size))
 	default:
@@ -78,20 +79,37 @@ func (s *stream) next() error {
 	}
 }
 
-// checkStart recognises what the engine itself writes to stdout, of all places,
-// when the program could not be started (measured on Engine 20.10).
-func (s *stream) checkStart() error {
-	const said = "OCI runtime exec failed"
-	if s.total > 0 || s.left < uint32(len(said)) {
+// interrupted begins what the engine writes when a program that ran is lost to it.
+const interrupted = "exec attach failed: "
+
+// checkWords recognises what the engine itself writes to stdout, of all places,
+// when the exec fails: a line of its own ending in CR LF (measured on Engine
+// 20.10). An agent's first byte is never a letter, so a line that comes first
+// is the engine's, whatever it says; later only the one known line is.
+func (s *stream) checkWords() error {
+	if s.left < 2 || s.left > maxWords {
 		return nil
 	}
-	if text, _ := s.in.Peek(len(said)); string(text) != said { // a stream that breaks says so at the next read
+	if first, _ := s.in.Peek(1); len(first) == 0 || !isLetter(first[0]) { // a stream that breaks says so at the next read
 		return nil
 	}
-	text, _ := io.ReadAll(io.LimitReader(s.in, int64(min(s.left, maxWords))))
+	text, _ := s.in.Peek(int(s.left))
+	switch {
+	case len(text) < int(s.left) || !bytes.HasSuffix(text, []byte("\r\n")):
+		return nil
+	case s.total > 0 && !bytes.HasPrefix(text, []byte(interrupted)):
+		return nil
+	}
+	said := errors.New(strings.ToValidUTF8(string(text), "?"))
+	if bytes.HasPrefix(text, []byte(interrupted)) {
+		return sandbox.Errorf(sandbox.OutcomeUnknown, "the engine lost the stream to the sandbox; attach again and follow").
+			Because("detached").From(sandbox.FromEngine).Wrap(said)
+	}
 	return engineFault("the attach program could not be started in the sandbox; where its processes are used up try again, " +
-		"otherwise look whether its image was built FROM shoal-sandbox").Because("attach").Wrap(errors.New(strings.ToValidUTF8(string(text), "?")))
+		"otherwise look whether its image was built FROM shoal-sandbox").Because("attach").Wrap(said)
 }
+
+func isLetter(c byte) bool { return 'a' <= c|0x20 && c|0x20 <= 'z' }
 
 // listen keeps the beginning of what comes on stderr and drops the rest.
 func (s *stream) listen(size int64) error {

@@ -68,14 +68,35 @@ func TestStreamThatIsMalformed(t *testing.T) {
 
 // EX-07: the engine's own words on a failed start are not output.
 func TestStreamOfAProgramThatCannotStart(t *testing.T) {
-	words := "OCI runtime exec failed: exec failed: unable to start container process: exec: \"/opt/shoal/bin/attach\": no such file: unknown\r\n"
-	got, err := io.ReadAll(streamOf(strings.NewReader(piece(1, words))))
-	if e := sandbox.AsError(err); len(got) > 0 || e == nil || e.Code != sandbox.Engine || e.Reason != "attach" {
-		t.Errorf("%q, %v; want engine, reason attach, and no output", got, err)
+	for _, words := range []string{
+		"OCI runtime exec failed: exec failed: unable to start container process: exec: \"/opt/shoal/bin/attach\": no such file: unknown\r\n",
+		"cannot exec in a stopped state: unknown\r\n",
+	} {
+		for what, r := range map[string]io.Reader{
+			"whole":        strings.NewReader(piece(1, words)),
+			"byte by byte": iotest.OneByteReader(strings.NewReader(piece(1, words))),
+		} {
+			got, err := io.ReadAll(streamOf(r))
+			if e := sandbox.AsError(err); len(got) > 0 || e == nil || e.Code != sandbox.Engine || e.Reason != "attach" {
+				t.Errorf("%s: %q, %v; want engine, reason attach, and no output", what, got, err)
+			}
+		}
+		later := piece(1, "x") + piece(1, words) // a program may say so itself
+		if got, err := io.ReadAll(streamOf(strings.NewReader(later))); err != nil || string(got) != "x"+words {
+			t.Errorf("later: %q, %v", got, err)
+		}
 	}
-	later := piece(1, "x") + piece(1, words) // a program may say so itself
-	if got, err := io.ReadAll(streamOf(strings.NewReader(later))); err != nil || string(got) != "x"+words {
-		t.Errorf("later: %q, %v", got, err)
+}
+
+// The engine's words on an exec that it lost are not output either: they would
+// fill up a frame of the agent's that was cut in the middle.
+func TestStreamThatTheEngineLost(t *testing.T) {
+	for what, before := range map[string]string{"at the beginning": "", "later": "agent's"} {
+		raw := piece(1, before) + piece(1, "exec attach failed: unexpected EOF\r\n")
+		got, err := io.ReadAll(streamOf(strings.NewReader(raw)))
+		if e := sandbox.AsError(err); string(got) != before || e == nil || e.Code != sandbox.OutcomeUnknown || e.Reason != "detached" {
+			t.Errorf("%s: %q, %v; want outcome_unknown, reason detached, after %q", what, got, err, before)
+		}
 	}
 }
 
@@ -106,7 +127,8 @@ func TestStreamWritesAsItIsAndCloses(t *testing.T) {
 
 func FuzzStream(f *testing.F) {
 	f.Add([]byte(piece(1, "abc") + piece(2, "d") + piece(1, "")))
-	f.Add([]byte(piece(1, "OCI runtime exec failed: x")))
+	f.Add([]byte(piece(1, "OCI runtime exec failed: x\r\n")))
+	f.Add([]byte(piece(1, "x") + piece(1, "exec attach failed: x\r\n")))
 	f.Add([]byte("\x01\x00\x00\x00\xff\xff\xff\xffabc"))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		s := streamOf(bytes.NewReader(raw))
