@@ -37,7 +37,7 @@ func rpcErrorf(code, format string, args ...any) *rpcError {
 }
 
 var statusOf = map[string]int{
-	"invalid_argument": 400, "unauthenticated": 401, "not_found": 404, "unimplemented": 501,
+	"invalid_argument": 400, "unauthenticated": 401, "not_found": 404, "already_exists": 409, "unimplemented": 501,
 	"internal": 500, "unknown": 500, "deadline_exceeded": 504,
 }
 
@@ -65,9 +65,13 @@ func (s *Server) unary(name string, method unaryMethod) http.HandlerFunc {
 		if !accepts(w, r, "application/json", postUnary) {
 			return
 		}
-		w.Header().Set("Accept-Encoding", "gzip")
 		w.Header().Set("Content-Type", "application/json")
-		answer, rpcErr := s.callUnary(name, method, r)
+		var answer any
+		_, rpcErr := s.userOf(r)
+		if rpcErr == nil { // else an interceptor: it answers before the codec does
+			w.Header().Set("Accept-Encoding", "gzip")
+			answer, rpcErr = s.callUnary(name, method, r)
+		}
 		status, data := http.StatusOK, encode(answer)
 		if rpcErr != nil {
 			status, data = statusOf[rpcErr.code], rpcErr.asJSON()
@@ -83,9 +87,6 @@ func (s *Server) unary(name string, method unaryMethod) http.HandlerFunc {
 
 func (s *Server) callUnary(name string, method unaryMethod, r *http.Request) (any, *rpcError) {
 	if err := protocolVersion(r); err != nil {
-		return nil, err
-	}
-	if _, err := s.userOf(r); err != nil {
 		return nil, err
 	}
 	body, readErr := io.ReadAll(io.LimitReader(r.Body, maxBody))

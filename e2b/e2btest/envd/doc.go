@@ -4,9 +4,9 @@
 // It answers as envd 0.6.13 was recorded to answer, oddities included: a
 // missing program is not an error but a process that ends with 127, a kill by
 // signal ends the stream although descendants live on, a keepalive interval of
-// 0 crashes the daemon, a Connect timeout is the life of the process. What a
-// provider here never calls is left out and says so: the file-system service
-// and terminals.
+// 0 crashes the daemon, a Connect timeout is the life of the process. Left out
+// are watchers, terminals, metrics and the node's own control routes, which no
+// provider here calls.
 //
 // Processes are real. As root, as in a container, they run as the user asked
 // for; otherwise all of them run as the user of the test.

@@ -1,6 +1,8 @@
 package envd
 
 import (
+	"bytes"
+	"cmp"
 	"compress/gzip"
 	"crypto/sha256"
 	"encoding/base64"
@@ -14,6 +16,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 )
 
@@ -87,6 +90,11 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 		plainError(w, http.StatusBadRequest, fmt.Sprintf("path '%s' is a directory", path))
 		return
 	}
+	zipped, err := wantsGzip(r.Header.Get("Accept-Encoding"))
+	if err != nil {
+		plainError(w, http.StatusNotAcceptable, fmt.Sprintf("error parsing Accept-Encoding: %v", err))
+		return
+	}
 	f, err := os.Open(path) // the daemon is root and follows everything, as the real one does
 	if err != nil {
 		plainError(w, http.StatusInternalServerError, err.Error())
@@ -95,14 +103,101 @@ func (s *Server) download(w http.ResponseWriter, r *http.Request) {
 	defer f.Close()
 	w.Header().Set("Content-Disposition", mime.FormatMediaType("inline", map[string]string{"filename": filepath.Base(path)}))
 	w.Header().Set("Vary", "Accept-Encoding")
+	if zipped {
+		w.Header().Set("Content-Type", mime.TypeByExtension(filepath.Ext(path)))
+		w.Header().Set("Content-Encoding", "gzip")
+		z := gzip.NewWriter(w)
+		_, _ = io.Copy(z, f)
+		_ = z.Close()
+		return
+	}
 	http.ServeContent(w, r, path, info.ModTime(), f)
+}
+
+// wantsGzip reads an Accept-Encoding; an error means that neither of the two
+// encodings is taken.
+func wantsGzip(accept string) (bool, error) {
+	plain := true
+	for part := range strings.SplitSeq(accept, ",") {
+		coding, q, _ := strings.Cut(strings.TrimSpace(part), ";")
+		refused := strings.TrimSpace(q) == "q=0"
+		switch {
+		case coding == "gzip" && !refused:
+			return true, nil
+		case coding == "identity" || coding == "*":
+			plain = !refused
+		}
+	}
+	if !plain {
+		return false, errors.New("no acceptable encoding found, supported: [gzip]")
+	}
+	return false, nil
 }
 
 // written is one file of an upload's answer.
 type written struct {
-	Name string `json:"name"`
-	Path string `json:"path"`
-	Type string `json:"type"`
+	Metadata map[string]string `json:"metadata,omitempty"`
+	Name     string            `json:"name"`
+	Path     string            `json:"path"`
+	Type     string            `json:"type"`
+}
+
+// metadataPrefix begins the headers that an upload keeps with its files.
+const metadataPrefix = "X-Metadata-"
+
+// keepMetadata replaces what is kept of the file at path.
+func (s *Server) keepMetadata(r *http.Request, path string) {
+	kept := map[string]string{}
+	for name, values := range r.Header {
+		if key, ok := strings.CutPrefix(name, metadataPrefix); ok {
+			kept[strings.ToLower(key)] = values[0]
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.metadata[path] = kept
+}
+
+func (s *Server) metadataOf(path string) map[string]string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.metadata[path]
+}
+
+// compose joins files into one and removes them.
+func (s *Server) compose(w http.ResponseWriter, r *http.Request) {
+	var req struct {
+		Sources     []string `json:"source_paths"`
+		Destination string   `json:"destination"`
+		Username    string   `json:"username"`
+	}
+	if err := json.NewDecoder(io.LimitReader(r.Body, maxBody)).Decode(&req); err != nil {
+		plainError(w, http.StatusBadRequest, err.Error())
+		return
+	}
+	a, err := s.lookup(cmp.Or(req.Username, s.cfg.DefaultUser))
+	if err != nil {
+		plainError(w, http.StatusUnauthorized, fmt.Sprintf("error looking up user '%s': %v", req.Username, err))
+		return
+	}
+	var all []io.Reader
+	for _, path := range req.Sources {
+		data, err := os.ReadFile(path)
+		if err != nil {
+			plainError(w, http.StatusNotFound, "source file not found: "+path)
+			return
+		}
+		all = append(all, bytes.NewReader(data))
+	}
+	if status, err := s.store(req.Destination, a, io.MultiReader(all...)); err != nil {
+		plainError(w, status, err.Error())
+		return
+	}
+	for _, path := range req.Sources {
+		_ = os.Remove(path)
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(file(req.Destination))
 }
 
 // upload takes a raw body or a form.
@@ -131,7 +226,10 @@ func (s *Server) upload(w http.ResponseWriter, r *http.Request) {
 		plainError(w, status, err.Error())
 		return
 	}
-	uploaded(w, []written{file(path)})
+	s.keepMetadata(r, path)
+	f := file(path)
+	f.Metadata = s.metadataOf(path)
+	uploaded(w, []written{f})
 }
 
 // uploadBody undoes the one content encoding that is supported.

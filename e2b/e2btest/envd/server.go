@@ -38,6 +38,7 @@ type Server struct {
 	mu       sync.Mutex
 	procs    map[int]*proc
 	launched int
+	metadata map[string]map[string]string // of uploaded files, by path
 }
 
 // New makes a daemon that serves until [Server.Close].
@@ -45,7 +46,7 @@ func New(cfg Config) *Server {
 	if cfg.DefaultUser == "" {
 		cfg.DefaultUser = "root"
 	}
-	s := &Server{cfg: cfg, procs: map[int]*proc{}}
+	s := &Server{cfg: cfg, procs: map[int]*proc{}, metadata: map[string]map[string]string{}}
 	s.ctx, s.stop = context.WithCancel(context.Background())
 	s.mux = s.routes()
 	return s
@@ -73,11 +74,19 @@ func (s *Server) routes() *http.ServeMux {
 	mux.HandleFunc("GET /envs", s.envs)
 	mux.HandleFunc("GET /files", s.download)
 	mux.HandleFunc("POST /files", s.upload)
-	for name, m := range map[string]unaryMethod{
-		"List": s.list, "SendInput": s.sendInput, "CloseStdin": s.closeStdin,
-		"SendSignal": s.sendSignal, "Update": s.update,
+	mux.HandleFunc("POST /files/compose", s.compose)
+	for service, methods := range map[string]map[string]unaryMethod{
+		"process.Process": {
+			"List": s.list, "SendInput": s.sendInput, "CloseStdin": s.closeStdin,
+			"SendSignal": s.sendSignal, "Update": s.update,
+		},
+		"filesystem.Filesystem": {
+			"Stat": s.stat, "ListDir": s.listDir, "MakeDir": s.makeDir, "Move": s.moveFile, "Remove": s.removeFile,
+		},
 	} {
-		mux.HandleFunc("/process.Process/"+name, s.unary(name, m))
+		for name, m := range methods {
+			mux.HandleFunc("/"+service+"/"+name, s.unary(name, m))
+		}
 	}
 	mux.HandleFunc("/process.Process/Start", s.stream(s.start))
 	mux.HandleFunc("/process.Process/Connect", s.stream(s.connect))

@@ -14,6 +14,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"syscall"
 	"time"
 
 	"shoal/e2b/e2btest/envd"
@@ -59,6 +60,10 @@ func run(args []string) error {
 	}
 	var c config
 	if err := json.Unmarshal(data, &c); err != nil {
+		return err
+	}
+	// The real daemon runs without core dumps, and so does what it starts.
+	if err := syscall.Setrlimit(syscall.RLIMIT_CORE, &syscall.Rlimit{}); err != nil {
 		return err
 	}
 	if err := firstBoot(dir, c.Template); err != nil {
