@@ -53,7 +53,7 @@ func (p *Provider) draw(spec *sandbox.Spec) (*blueprint, error) {
 	if err != nil {
 		return nil, err
 	}
-	b := &blueprint{id: identity{spec.Tenant, spec.Name, spec.Generation}, image: ref, limits: spec.Limits}
+	b := &blueprint{id: identity{tenant: spec.Tenant, name: spec.Name, generation: spec.Generation}, image: ref, limits: spec.Limits}
 	if p.conf.VolumeDriver == "" {
 		b.notes = append(b.notes, "diskMb is not enforced: this deployment has no volume driver that takes a size")
 	}
@@ -110,7 +110,7 @@ func (p *Provider) drawContainer(spec *sandbox.Spec, b *blueprint) containerCrea
 			PidsLimit:      p.pidsLimit(spec.Limits.Pids),
 			Ulimits:        []ulimit{{Name: "nofile", Soft: openFiles, Hard: openFiles}},
 			Tmpfs: map[string]string{
-				"/tmp":       fmt.Sprintf("rw,exec,nosuid,nodev,mode=1777,size=%dm", min(spec.Limits.MemoryMB/2, spec.Limits.DiskMB)),
+				"/tmp":       fmt.Sprintf("rw,exec,nosuid,nodev,mode=1777,size=%dm", tmpMB(spec.Limits)),
 				"/run/shoal": "rw,noexec,nosuid,nodev,mode=0700,size=4m",
 			},
 			Mounts: []mount{
@@ -122,6 +122,9 @@ func (p *Provider) drawContainer(spec *sandbox.Spec, b *blueprint) containerCrea
 		},
 	}
 }
+
+// tmpMB is the size of /tmp. It counts to the sandbox's memory.
+func tmpMB(l sandbox.Limits) int { return min(l.MemoryMB/2, l.DiskMB) }
 
 func (p *Provider) pidsLimit(pids int) int64 {
 	if p.conf.Runtime == RuntimeRunsc {

@@ -73,7 +73,7 @@ func TestParseLabels(t *testing.T) {
 	}
 	defer p.Close()
 	spec := sandbox.Spec{Tenant: "t", Name: "a-b.c", Generation: "g-1"}
-	id := identity{"t", "a-b.c", "g-1"}
+	id := identity{tenant: "t", name: "a-b.c", generation: "g-1"}
 	for role, object := range map[string]string{
 		roleSandbox: "/shoal-t-a-b.c.g-1", roleWorkspace: "shoal-t-a-b.c.g-1-workspace", roleSkills: "shoal-t-a-b.c.g-1-skills",
 	} {
@@ -93,6 +93,39 @@ func TestParseLabels(t *testing.T) {
 	}
 }
 
+// A claimed member of the pool is known by its container's name; its labels say
+// what it was made as. Nothing else is known by another name than its labels'.
+func TestParseRenamed(t *testing.T) {
+	p, err := New(Config{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	spec := sandbox.Spec{Tenant: sandbox.PoolTenant, Name: "m1", Generation: "g-1"}
+	labels := p.labels(&spec, roleSandbox)
+	want := identity{"t", "a-b.c", "g-1", "m1"}
+	if got, _, ok := p.parse("/shoal-t-a-b.c.g-1", labels); !ok || got != want || p.container(got) != "shoal-t-a-b.c.g-1" {
+		t.Errorf("%v, %t", got, ok)
+	}
+	if p.workspace(want) != "shoal-_pool-m1.g-1-workspace" || p.skills(want) != "shoal-_pool-m1.g-1-skills" {
+		t.Errorf("its volumes: %s, %s", p.workspace(want), p.skills(want))
+	}
+	for _, object := range []string{
+		"shoal-t-a.g-2", "shoal-_pool-m2.g-1", "shoal-T-a.g-1", "shoal-t-.g-1", "shoal-t.g-1", "other-t-a.g-1", "shoal-t-a.g-1-workspace",
+	} {
+		if id, _, ok := p.parse(object, labels); ok {
+			t.Errorf("%s is believed: %v", object, id)
+		}
+	}
+	spec.Tenant = "u"
+	if _, _, ok := p.parse("shoal-t-a-b.c.g-1", p.labels(&spec, roleSandbox)); ok {
+		t.Error("a sandbox that is no member of the pool is believed under another name")
+	}
+	if _, _, ok := p.parse("shoal-t-a.g-1-workspace", p.labels(&spec, roleWorkspace)); ok {
+		t.Error("a volume is believed under another name")
+	}
+}
+
 // No two identities share an object's name.
 func FuzzObjectNames(f *testing.F) {
 	f.Add("t", "a", "g", "t", "a.g", "g")
@@ -102,8 +135,8 @@ func FuzzObjectNames(f *testing.F) {
 		f.Fatal(err)
 	}
 	f.Fuzz(func(t *testing.T, t1, n1, g1, t2, n2, g2 string) {
-		one := identity{sandbox.Tenant(t1), sandbox.Name(n1), g1}
-		two := identity{sandbox.Tenant(t2), sandbox.Name(n2), g2}
+		one := identity{tenant: sandbox.Tenant(t1), name: sandbox.Name(n1), generation: g1}
+		two := identity{tenant: sandbox.Tenant(t2), name: sandbox.Name(n2), generation: g2}
 		if one == two || one.validate() != nil || two.validate() != nil {
 			return
 		}

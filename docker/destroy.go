@@ -6,7 +6,6 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
-	"slices"
 	"time"
 
 	"shoal/sandbox"
@@ -39,9 +38,16 @@ func (p *Provider) DestroyByName(ctx context.Context, tenant sandbox.Tenant, nam
 	if err != nil {
 		return translate("look for sandbox "+string(name), err)
 	}
+	all, err := p.survey(ctx) // what came from the warm pool is labelled otherwise
+	if err != nil {
+		return translate("look for sandbox "+string(name), err)
+	}
+	maps.Copy(found, all)
 	var errs []error
-	for _, id := range slices.Collect(maps.Keys(found)) {
-		errs = append(errs, p.remove(ctx, id))
+	for id := range found {
+		if id.tenant == tenant && id.name == name {
+			errs = append(errs, p.remove(ctx, id))
+		}
 	}
 	return translate("destroy sandbox "+string(name), errors.Join(errs...))
 }
@@ -53,6 +59,11 @@ func (p *Provider) remove(ctx context.Context, id identity) error {
 	defer cancel()
 	if err := p.removeContainer(ctx, p.container(id)); err != nil {
 		return err
+	}
+	if id.pool != "" { // its claim may have ended before the new name
+		if err := p.removeContainer(ctx, p.container(id.made())); err != nil {
+			return err
+		}
 	}
 	return errors.Join(p.removeVolume(ctx, p.workspace(id)), p.removeVolume(ctx, p.skills(id)))
 }

@@ -68,7 +68,7 @@ func (p *Provider) List(ctx context.Context) ([]sandbox.Object, error) {
 	for id, parts := range found {
 		o := parts.object
 		o.Handle.Provider, o.Engine = Kind, engineID
-		o.Tenant, o.Name, o.Generation = id.tenant, id.name, id.generation
+		o.Tenant, o.Name, o.Generation, o.Pool = id.tenant, id.name, id.generation, id.pool
 		o.Complete = o.Complete && parts.volumes == 2
 		objects = append(objects, o)
 	}
@@ -128,6 +128,16 @@ func (p *Provider) group(volumes []volume, containers []listed) map[identity]*pa
 		o := &entry(id, c.Labels[LabelBucket], made).object
 		o.Ref, o.Created, o.Bucket = c.ID, made, c.Labels[LabelBucket]
 		o.State, o.Complete = stateOf(c.State)
+	}
+	// The volumes of a claimed sandbox are still named and labelled as they were
+	// made.
+	for id, parts := range found {
+		made := found[id.made()]
+		if id.pool == "" || made == nil || made.object.Ref != "" {
+			continue
+		}
+		parts.volumes = made.volumes
+		delete(found, id.made())
 	}
 	return found
 }

@@ -21,6 +21,8 @@ import "time"
 //	POST   /V/containers/{c}/restart?t=0
 //	POST   /V/containers/{c}/pause
 //	POST   /V/containers/{c}/unpause
+//	POST   /V/containers/{c}/rename?name={c}           only with a warm pool
+//	POST   /V/containers/{c}/update                    containerUpdate, only with a warm pool
 //	DELETE /V/containers/{c}?force=1&v=1
 //	POST   /V/containers/{c}/exec                      execCreate
 //	POST   /V/exec/{id}/start                          execStart, Upgrade: tcp
@@ -78,6 +80,14 @@ type hostConfig struct {
 	Tmpfs          map[string]string
 	Mounts         []mount
 	LogConfig      logConfig
+}
+
+// containerUpdate is the body of a change of limits; the four go together.
+type containerUpdate struct {
+	Memory     int64
+	MemorySwap int64
+	NanoCpus   int64 // as hostConfig
+	PidsLimit  int64
 }
 
 type ulimit struct {

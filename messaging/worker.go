@@ -78,7 +78,7 @@ type AdoptRequest struct {
 
 // Validate checks both names.
 func (r *AdoptRequest) Validate() error {
-	if err := r.Tenant.Validate(); err != nil {
+	if err := r.Tenant.ValidateAny(); err != nil {
 		return err
 	}
 	return renameField(r.Sandbox.Validate(), "sandbox")

@@ -18,6 +18,9 @@ type Handle struct {
 	Tenant     Tenant `json:"tenant"`
 	Name       Name   `json:"name"`
 	Generation string `json:"generation"`
+	// Pool is the name that it had in [PoolTenant], where it was made ahead; its
+	// volumes keep it.
+	Pool Name `json:"pool,omitempty"`
 	// Ref is the engine's own id of the sandbox (container id, E2B sandbox id).
 	Ref string `json:"ref"`
 	// Limits in force.

@@ -174,7 +174,7 @@ const (
 // Validate checks everything of s but its limits' upper bounds, which are the
 // deployment's: see [Limits.Validate].
 func (s *Spec) Validate() error {
-	if err := s.Tenant.Validate(); err != nil {
+	if err := s.Tenant.ValidateAny(); err != nil {
 		return err
 	}
 	if err := s.Name.Validate(); err != nil {
