@@ -5,6 +5,7 @@ import (
 	"math"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 
 	"shoal/sandbox"
@@ -73,7 +74,7 @@ func (p *Provider) Claim(ctx context.Context, member sandbox.Handle, spec sandbo
 		}
 	}
 	if tmp := tmpMB(member.Limits); tmp < tmpMB(spec.Limits) {
-		h.Notes = append(h.Notes[:len(h.Notes):len(h.Notes)], "/tmp is smaller than half the memory: the sandbox was made ahead")
+		h.Notes = append(slices.Clip(h.Notes), "/tmp is smaller than half the memory: the sandbox was made ahead")
 	}
 	return h, nil
 }

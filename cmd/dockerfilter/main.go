@@ -39,6 +39,7 @@ type flags struct {
 	Image        []string `default:"shoal-sandbox:dev" help:"Images that may be used and pulled." group:"policy"`
 	Network      string   `help:"Bridge for sandboxes with open egress; none by default." group:"policy"`
 	VolumeDriver string   `help:"Volume driver that takes a size; none by default." group:"policy"`
+	WarmPool     bool     `name:"warm-pool" help:"Let workers rename and relimit containers of their warm pool (worker --warm)." group:"policy"`
 	MaxMemoryMB  int64    `name:"max-memory-mb" default:"8192" help:"Most memory of a sandbox." group:"policy"`
 	MaxCPU       float64  `name:"max-cpu" default:"4" help:"Most CPUs of a sandbox." group:"policy"`
 	MaxPids      int64    `default:"4096" help:"Most processes of a sandbox." group:"policy"`
@@ -84,7 +85,7 @@ func (f *flags) policy() (*filter.Policy, error) {
 	}
 	return filter.DefaultPolicy(filter.Settings{
 		Prefix: f.Prefix, Fleet: f.Fleet, Images: f.Image, Network: f.Network, VolumeDriver: f.VolumeDriver,
-		MaxMemoryMB: f.MaxMemoryMB, MaxCPU: f.MaxCPU, MaxPids: f.MaxPids,
+		WarmPool: f.WarmPool, MaxMemoryMB: f.MaxMemoryMB, MaxCPU: f.MaxCPU, MaxPids: f.MaxPids,
 	})
 }
 

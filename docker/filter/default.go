@@ -19,6 +19,9 @@ type Settings struct {
 	Network string
 	// VolumeDriver makes workspace volumes of a given size; "" admits none.
 	VolumeDriver string
+	// WarmPool admits the two calls that claim a sandbox made ahead: a new name
+	// for a container of the pool, and other limits.
+	WarmPool bool
 	// The most that one sandbox may have. Default to 8 GiB, 4 CPUs and 4096
 	// processes. Under gVisor the engine counts the threads of the host
 	// and the provider asks for 200 + 10 × MaxPids.
@@ -46,6 +49,10 @@ func (s Settings) withDefaults() Settings {
 	}
 	return s
 }
+
+// poolTenant is the reserved tenant of sandboxes that were made ahead. What was
+// claimed outlives the pool, so that the names are admitted in any case.
+const poolTenant = "_pool"
 
 // DefaultPolicy is the least that Shoal's Docker provider needs: what its
 // conformance suite never sends is refused.
@@ -81,7 +88,7 @@ func DefaultPolicy(s Settings) (*Policy, error) {
 		Images: s.Images,
 		Labels: map[string]string{
 			"shoal.fleet":      regexp.QuoteMeta(s.Fleet),
-			"shoal.tenant":     `[a-z0-9]{1,32}`,
+			"shoal.tenant":     `[a-z0-9]{1,32}|` + poolTenant,
 			"shoal.name":       `[a-zA-Z0-9][a-zA-Z0-9_.-]{0,100}`,
 			"shoal.generation": `[a-zA-Z0-9_-]{1,64}`,
 			"shoal.role":       `[a-z]{1,32}`,
@@ -92,7 +99,10 @@ func DefaultPolicy(s Settings) (*Policy, error) {
 		RoleLabel:  "shoal.role",
 		ListLabels: []string{"shoal.fleet", "shoal.name", "shoal.tenant"},
 		Roles: map[string]Role{
-			"sandbox":   {Name: object, Labels: labels, Container: s.container(object)},
+			"sandbox": {
+				Name: object, Labels: labels, Container: s.container(object),
+				Rename: &RenameRule{Label: "shoal.tenant", Value: poolTenant, Free: []string{"shoal.tenant", "shoal.name"}},
+			},
 			"workspace": {Name: object + "-workspace", Labels: labels, Volume: &VolumeRule{Driver: s.VolumeDriver}},
 			"skills":    {Name: object + "-skills", Labels: labels, Volume: &VolumeRule{}},
 			"engine": {
@@ -101,6 +111,9 @@ func DefaultPolicy(s Settings) (*Policy, error) {
 			},
 		},
 		Exec: ExecRule{Cmds: [][]string{{"/opt/shoal/bin/attach", "/run/shoal/agent.sock"}}, Users: []string{"0:0"}},
+	}
+	if s.WarmPool {
+		p.Calls["container.rename"], p.Calls["container.update"] = []string{"name"}, []string{}
 	}
 	if s.Network != "" {
 		p.Networks = []string{s.Network}

@@ -11,8 +11,9 @@ type endpoint struct {
 	unversioned bool     // may be called without an API version
 	required    []string // query keys that must be there
 	body        func(*Policy, *Call, []byte) *Refusal
-	change      bool // changes something, so it is in the audit log when admitted
-	remove      bool // removes the object that it names
+	names       func(p *Policy, old, now string) *Refusal // judges a new name
+	change      bool                                      // changes something, so it is in the audit log when admitted
+	remove      bool                                      // removes the object that it names
 	hijack      bool
 }
 
@@ -31,6 +32,8 @@ var endpoints = []endpoint{
 	{rule: "container.pause", method: "POST", template: split("containers/{container}/pause"), change: true},
 	{rule: "container.unpause", method: "POST", template: split("containers/{container}/unpause"), change: true},
 	{rule: "container.wait", method: "POST", template: split("containers/{container}/wait")},
+	{rule: "container.rename", method: "POST", template: split("containers/{container}/rename"), required: []string{"name"}, names: judgeRename, change: true},
+	{rule: "container.update", method: "POST", template: split("containers/{container}/update"), body: judgeUpdate, change: true},
 	{rule: "container.remove", method: "DELETE", template: split("containers/{container}"), change: true, remove: true},
 
 	{rule: "exec.create", method: "POST", template: split("containers/{container}/exec"), body: judgeExec, change: true},

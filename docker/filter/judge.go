@@ -18,6 +18,7 @@ type Call struct {
 	Change bool   // it changes something
 	Hijack bool   // it becomes a raw stream when the engine answers 101
 	Name   string // the object that the call names: a container, volume, network, image or exec
+	Former string // the container's name before a rename
 
 	version  string // "1.44", or "" where the target has none
 	params   []param
@@ -82,9 +83,17 @@ func (p *Policy) judgeTarget(method, uri string) (*Call, *Refusal) {
 		c.Name = name
 	}
 	for _, key := range []string{"name", "fromImage"} {
-		if v := valueOf(params, key); v != nil {
-			c.Name = *v
+		v := valueOf(params, key)
+		if v == nil {
+			continue
 		}
+		if e.names != nil {
+			if r := e.names(p, c.Name, *v); r != nil {
+				return nil, r
+			}
+			c.Former = c.Name
+		}
+		c.Name = *v
 	}
 	if t.version != "" {
 		c.Target = "/v" + t.version + c.Target

@@ -74,7 +74,7 @@ func (p *Policy) owns(name string, labels map[string]string) bool {
 			return false
 		}
 	}
-	return name == expand(role.Name, labels)
+	return name == expand(role.Name, labels) || p.renamed(labels[p.RoleLabel], name, labels)
 }
 
 // fixedNames are the names of roles that do not depend on labels, such as that
@@ -108,7 +108,7 @@ func expand(template string, labels map[string]string) string {
 // Every label in it must be one of labels.
 func (p *Policy) pattern(template string, labels []string) (*regexp.Regexp, error) {
 	expr := `\A`
-	for rest := template; ; {
+	for i, rest := 0, template; ; i++ {
 		before, after, ok := strings.Cut(rest, "{")
 		expr += regexp.QuoteMeta(before)
 		if !ok {
@@ -118,7 +118,7 @@ func (p *Policy) pattern(template string, labels []string) (*regexp.Regexp, erro
 		if !ok || !slices.Contains(labels, key) {
 			return nil, fmt.Errorf("template %q names a label that the role does not have", template)
 		}
-		expr += "(?:" + p.Labels[key] + ")"
+		expr += "(?P<" + groupOf(i) + ">" + p.Labels[key] + ")"
 		rest = tail
 	}
 }

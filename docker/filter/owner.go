@@ -125,6 +125,8 @@ func (f *Filter) learn(c *Call, resp *http.Response) (io.ReadCloser, error) {
 	switch {
 	case c.Rule == "container.create" && resp.StatusCode == http.StatusCreated:
 		f.owners.remember(c.Name, c.Name)
+	case c.Rule == "container.rename":
+		f.owners.forget(c.Former) // the new name is looked up when it is used
 	case c.Rule == "container.remove":
 		f.owners.forget(c.Name)
 	case c.Rule == "exec.create" && resp.StatusCode == http.StatusCreated:

@@ -60,12 +60,23 @@ type Policy struct {
 // A Role says how the objects of one role are named, labelled and made. At
 // most one of Container, Volume and Network is set.
 type Role struct {
-	Name      string         `json:"name"`          // template
+	Name      string         `json:"name"` // template
+	Rename    *RenameRule    `json:"rename,omitzero"`
 	Labels    []string       `json:"labels"`        // all of them must be there, no others
 	Keep      bool           `json:"keep,omitzero"` // never removed
 	Container *ContainerRule `json:"container,omitzero"`
 	Volume    *VolumeRule    `json:"volume,omitzero"`
 	Network   *NetworkRule   `json:"network,omitzero"`
+}
+
+// A RenameRule says which containers of a role may get another name: those of
+// which a label has one value. Their labels stay; their new name is the one that
+// the role's template makes with other values of the free labels, of which Label
+// is one and may not have Value again.
+type RenameRule struct {
+	Label string   `json:"label"`
+	Value string   `json:"value"`
+	Free  []string `json:"free"`
 }
 
 // A ContainerRule says what a container of one role may be made of. What it

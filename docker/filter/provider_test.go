@@ -97,14 +97,21 @@ func (t *tap) calls(tb testing.TB, policy *filter.Policy) (out []*filter.Call) {
 
 // TestProviderThroughFilter runs everything that the provider does through a
 // filter with the default policy on the real engine: nothing is refused, and
-// nothing is admitted that was not sent.
+// nothing is admitted that was not sent. That holds with the warm pool on, and
+// without its two calls with the warm pool off.
 func TestProviderThroughFilter(t *testing.T) {
 	fleet := dockertest.Fleet(t)
 	client := dockertest.Client(t)
 	registry := dockertest.NewRegistry(t, map[string]string{sandbox.AgentLabel: "1"})
 	image := registry.Ref(t, "standin:1")
 	network := dockertest.Network(t, client, map[string]string{"com.docker.network.bridge.enable_icc": "false"})
-	policy, err := filter.DefaultPolicy(filter.Settings{Fleet: fleet, Images: []string{image}, Network: network})
+	settings := filter.Settings{Fleet: fleet, Images: []string{image}, Network: network}
+	off, err := filter.DefaultPolicy(settings)
+	if err != nil {
+		t.Fatal(err)
+	}
+	settings.WarmPool = true
+	policy, err := filter.DefaultPolicy(settings)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,7 +122,6 @@ func TestProviderThroughFilter(t *testing.T) {
 	engine := &tap{dial: dial}
 	var log logBuffer
 	socket := serveTap(t, policy, engine, &log)
-	seen := map[string]bool{}
 	for _, runtime := range []string{docker.RuntimeRunc, docker.RuntimeRunsc} {
 		p, err := docker.New(docker.Config{
 			Fleet: fleet, Endpoint: "unix://" + socket, Image: image, Runtime: runtime, AllowOpenEgress: true, Network: network,
@@ -127,22 +133,50 @@ func TestProviderThroughFilter(t *testing.T) {
 			t.Fatalf("the engine has no runtime %s (run: make test, or scripts/runsc.sh)", runtime)
 		}
 		exerciseProvider(t, p, "n-"+runtime)
+		exercisePool(t, p, "w-"+runtime, runtime)
 		p.Close()
 	}
 	if strings.Contains(log.String(), "refused") {
 		t.Errorf("the filter refused a call of the provider:\n%s", log.String())
 	}
+	calls := engine.calls(t, policy)
+	sentIsAdmitted(t, policy, calls)
 	var bodies []string
-	for _, call := range engine.calls(t, policy) {
+	calls = slices.DeleteFunc(calls, func(c *filter.Call) bool {
+		rule := judge(t, off, c.Method, c.Target, string(c.Body))
+		if c.Rule == "container.rename" || c.Rule == "container.update" {
+			if rule != "call" {
+				t.Errorf("without a warm pool %s is refused by %q", c.Rule, rule)
+			}
+			return true
+		}
+		if rule != "" && !c.Hijack {
+			t.Errorf("without a warm pool %s is refused by %s", c.Target, rule)
+		}
+		if c.Rule == "container.create" {
+			bodies = append(bodies, string(c.Body))
+		}
+		return false
+	})
+	sentIsAdmitted(t, off, calls)
+	if len(bodies) == 0 {
+		t.Fatal("no container was made")
+	}
+	refuseUnsent(t, policy, bodies)
+}
+
+// sentIsAdmitted compares what a policy admits with what was sent: no call and
+// no query key may be on one side only.
+func sentIsAdmitted(t *testing.T, policy *filter.Policy, calls []*filter.Call) {
+	t.Helper()
+	seen := map[string]bool{}
+	for _, call := range calls {
 		seen[call.Rule] = true
 		_, query, _ := strings.Cut(call.Target, "?")
 		for pair := range strings.SplitSeq(query, "&") {
 			if key, _, ok := strings.Cut(pair, "="); ok {
 				seen[call.Rule+"?"+key] = true
 			}
-		}
-		if call.Rule == "container.create" {
-			bodies = append(bodies, string(call.Body))
 		}
 	}
 	var admitted []string
@@ -156,10 +190,6 @@ func TestProviderThroughFilter(t *testing.T) {
 	if diff := cmp.Diff(admitted, sortedKeys(seen)); diff != "" {
 		t.Errorf("admitted (-) and sent (+) differ:\n%s", diff)
 	}
-	if len(bodies) == 0 {
-		t.Fatal("no container was made")
-	}
-	refuseUnsent(t, policy, bodies)
 }
 
 // TestConformanceThroughFilter runs the whole conformance suite of providers
@@ -276,6 +306,41 @@ func exerciseProvider(t *testing.T, p *docker.Provider, name string) {
 	_, err = p.Create(ctx, spec, nil)
 	must("create open", err)
 	must("destroy by name", p.DestroyByName(ctx, spec.Tenant, spec.Name))
+}
+
+// exercisePool claims a sandbox that was made ahead and uses it. The filter has
+// no memory of its new name.
+func exercisePool(t *testing.T, p *docker.Provider, name, runtime string) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	spec := sandbox.Spec{
+		Tenant: sandbox.PoolTenant, Name: "member", Generation: sandbox.NewID(), Bucket: "b1",
+		Limits: sandbox.Limits{CPU: 0.5, MemoryMB: 128, DiskMB: 64, Pids: 128}, Egress: sandbox.Egress{Mode: sandbox.EgressNone},
+	}
+	member, err := p.Create(ctx, spec, nil)
+	if err != nil {
+		t.Fatalf("%s: create a member: %v", name, err)
+	}
+	if _, err := p.Recipe(ctx, spec); err != nil {
+		t.Fatal(err)
+	}
+	spec.Tenant, spec.Name = "t1", sandbox.Name(name)
+	if runtime == docker.RuntimeRunc { // runsc cannot change limits
+		spec.Limits = sandbox.Limits{CPU: 1, MemoryMB: 256, DiskMB: 64, Pids: 256}
+	}
+	h, err := p.Claim(ctx, member, spec)
+	if err != nil {
+		t.Fatalf("%s: claim: %v (%v)", name, err, err.(interface{ Unwrap() error }).Unwrap())
+	}
+	s, err := p.Attach(ctx, h, false)
+	if err != nil {
+		t.Fatalf("%s: attach to what was claimed: %v", name, err)
+	}
+	_ = s.Close()
+	if err := p.Destroy(ctx, h); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // refuseUnsent takes a create that was sent and adds, one at a time, every key

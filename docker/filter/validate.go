@@ -94,6 +94,9 @@ func (p *Policy) validateRoles() error {
 		if !slices.Contains(role.Labels, p.RoleLabel) {
 			return fmt.Errorf("policy: role %s: labels must hold %s", name, p.RoleLabel)
 		}
+		if err := role.validateRename(); err != nil {
+			return fmt.Errorf("policy: role %s: %w", name, err)
+		}
 		templates := []string{role.Name}
 		if c := role.Container; c != nil {
 			if err := c.validate(); err != nil {
