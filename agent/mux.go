@@ -72,7 +72,7 @@ type guard struct {
 }
 
 func newGuard(rwc io.ReadWriteCloser, parity uint32) *guard {
-	return &guard{WriteCloser: rwc, r: bufio.NewReaderSize(rwc, guardBuffer), parity: parity}
+	return &guard{WriteCloser: newBatch(rwc), r: bufio.NewReaderSize(rwc, guardBuffer), parity: parity}
 }
 
 func (g *guard) Read(p []byte) (int, error) {
