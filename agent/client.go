@@ -188,35 +188,42 @@ func (s *Session) serveEgress(stream *yamux.Stream) {
 
 // open opens a stream and sends the request that begins it.
 func (s *Session) open(ctx context.Context, op string, body any) (*exchange, error) {
-	if err := s.own.Acquire(ctx, 1); err != nil {
-		return nil, sandbox.AsError(err)
-	}
-	x, err := s.openOwned(ctx, op, body)
+	x, first, err := s.openHeld(ctx, op, body)
 	if err != nil {
-		s.own.Release(1)
 		return nil, err
+	}
+	stop := x.until(ctx)
+	_, err = x.stream.Write(first)
+	stop()
+	if err != nil {
+		x.close()
+		return nil, s.failed(ctx, err)
 	}
 	return x, nil
 }
 
-func (s *Session) openOwned(ctx context.Context, op string, body any) (*exchange, error) {
+// openHeld opens a stream and returns the request that must begin it.
+func (s *Session) openHeld(ctx context.Context, op string, body any) (x *exchange, first []byte, err error) {
+	if err := s.own.Acquire(ctx, 1); err != nil {
+		return nil, nil, sandbox.AsError(err)
+	}
+	x, first, err = s.openOwned(ctx, op, body)
+	if err != nil {
+		s.own.Release(1)
+	}
+	return x, first, err
+}
+
+func (s *Session) openOwned(ctx context.Context, op string, body any) (*exchange, []byte, error) {
 	first, err := requestFrame(op, body)
 	if err != nil {
-		return nil, sandbox.Errorf(sandbox.Internal, "encode the request %s", op).Wrap(err)
+		return nil, nil, sandbox.Errorf(sandbox.Internal, "encode the request %s", op).Wrap(err)
 	}
 	stream, err := s.openStream(ctx)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	x := newExchange(s, stream)
-	stop := x.until(ctx)
-	_, err = stream.Write(first)
-	stop()
-	if err != nil {
-		_ = stream.Close()
-		return nil, s.failed(ctx, err)
-	}
-	return x, nil
+	return newExchange(s, stream), first, nil
 }
 
 func requestFrame(op string, body any) ([]byte, error) {

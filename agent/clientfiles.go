@@ -168,7 +168,7 @@ func (s *Session) Unpack(ctx context.Context, path string, r io.Reader) error {
 // upload sends r while it waits for the one answer, which may come early: a
 // refusal stops the sending.
 func (s *Session) upload(ctx context.Context, op string, body any, r io.Reader) (wrote, error) {
-	x, err := s.open(ctx, op, body)
+	x, err := s.openUpload(ctx, op, body, r)
 	if err != nil {
 		return wrote{}, err
 	}
@@ -197,6 +197,29 @@ func (s *Session) upload(ctx context.Context, op string, body any, r io.Reader) 
 	return wrote{}, sendErr
 }
 
+// openUpload opens the stream of an upload. What is short and there already
+// goes out together with the request.
+func (s *Session) openUpload(ctx context.Context, op string, body any, r io.Reader) (*exchange, error) {
+	if n, ok := left(r); !ok || n > largeBuffer {
+		return s.open(ctx, op, body)
+	}
+	x, first, err := s.openHeld(ctx, op, body)
+	if err != nil {
+		return nil, err
+	}
+	x.writer.holdFrame(first)
+	return x, nil
+}
+
+// left returns how many bytes r still has, where it knows.
+func left(r io.Reader) (int, bool) {
+	l, ok := r.(interface{ Len() int })
+	if !ok {
+		return 0, false
+	}
+	return l.Len(), true
+}
+
 // errSource marks an error of what the caller gave to read.
 var errSource = errors.New("read what is to be written")
 
@@ -205,7 +228,11 @@ func (x *exchange) copyFrom(ctx context.Context, r io.Reader) error {
 	for {
 		n, err := r.Read(buf)
 		if n > 0 {
-			if err := x.sendBytes(ctx, buf[:n]); err != nil {
+			send := x.writer.bytes
+			if rest, ok := left(r); ok && rest == 0 {
+				send = x.writer.hold // the end follows at once
+			}
+			if err := x.sent(ctx, func() error { return send(buf[:n]) }); err != nil {
 				return err
 			}
 		}

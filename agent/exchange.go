@@ -92,11 +92,6 @@ func (x *exchange) send(ctx context.Context, k kind, v any) error {
 	return x.sent(ctx, func() error { return x.writer.write(k, v) })
 }
 
-// sendBytes writes p as it is, bounded by ctx as [exchange.send].
-func (x *exchange) sendBytes(ctx context.Context, p []byte) error {
-	return x.sent(ctx, func() error { return x.writer.bytes(p) })
-}
-
 func (x *exchange) sent(ctx context.Context, write func() error) error {
 	stop := interrupt(ctx, x.stream.SetWriteDeadline)
 	err := write()

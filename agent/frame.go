@@ -204,7 +204,7 @@ func endOf(err error, clean bool) error {
 type frameWriter struct {
 	mu  sync.Mutex
 	w   io.Writer
-	buf []byte // guarded by mu
+	buf []byte // guarded by mu: what is held, to go out with the next frame
 }
 
 func newFrameWriter(w io.Writer) *frameWriter { return &frameWriter{w: w} }
@@ -213,7 +213,7 @@ func newFrameWriter(w io.Writer) *frameWriter { return &frameWriter{w: w} }
 func (f *frameWriter) write(k kind, v any) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	b, err := appendFrame(f.buf[:0], k, v)
+	b, err := appendFrame(f.buf, k, v)
 	if err != nil {
 		return err
 	}
@@ -226,7 +226,7 @@ func (f *frameWriter) bytes(p []byte) error {
 	defer f.mu.Unlock()
 	for len(p) > 0 {
 		n := min(len(p), maxBytes)
-		if err := f.flushLocked(appendBytes(f.buf[:0], p[:n])); err != nil {
+		if err := f.flushLocked(appendBytes(f.buf, p[:n])); err != nil {
 			return err
 		}
 		p = p[n:]
@@ -234,9 +234,30 @@ func (f *frameWriter) bytes(p []byte) error {
 	return nil
 }
 
+// hold is bytes for who surely sends another frame soon: few bytes wait for it,
+// so that both go out in one write.
+func (f *frameWriter) hold(p []byte) error {
+	f.mu.Lock()
+	if few := len(p) <= maxBytes && len(f.buf)+len(p) < largeBuffer; few {
+		f.buf = appendBytes(f.buf, p)
+		f.mu.Unlock()
+		return nil
+	}
+	f.mu.Unlock()
+	return f.bytes(p)
+}
+
+// holdFrame holds a frame that is encoded already.
+func (f *frameWriter) holdFrame(b []byte) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.buf = append(f.buf, b...)
+}
+
 func (f *frameWriter) flushLocked(b []byte) error {
+	f.buf = nil
 	if cap(b) <= trustedLength+4<<10 {
-		f.buf = b
+		f.buf = b[:0]
 	}
 	_, err := f.w.Write(b)
 	return err

@@ -165,9 +165,10 @@ func handleUnpack(c *channel, body []byte) error {
 	return c.answer(wrote{})
 }
 
-// Write sends p as raw bytes: a channel is where a read's content goes.
+// Write sends p as raw bytes: a channel is where a read's content goes. The
+// answer that follows takes the last of them along.
 func (c *channel) Write(p []byte) (int, error) {
-	if err := c.writer.bytes(p); err != nil {
+	if err := c.writer.hold(p); err != nil {
 		return 0, err
 	}
 	return len(p), nil

@@ -87,20 +87,21 @@ func (f *Files) openTarget(ctx context.Context, path string, o sandbox.WriteOpti
 		if err := t.judge(o); err != nil {
 			return err
 		}
-		if o.IfHash != "" {
-			old, err = t.openOld()
+		if o.IfHash == "" {
+			return t.create()
 		}
+		old, err = t.openOld()
 		return err
 	})
-	if old != nil {
+	if old != nil { // read outside the user's threads, which are few
 		defer old.Close()
 		var sum string
 		if sum, err = hashOf(ctx, old); err == nil && sum != o.IfHash {
 			err = errHash
 		}
-	}
-	if err == nil {
-		err = f.asUser(ctx, "write", t.create)
+		if err == nil {
+			err = f.asUser(ctx, "write", t.create)
+		}
 	}
 	if err != nil {
 		f.closeTarget(ctx, t)
