@@ -126,6 +126,7 @@ func escapeArtists(t *testing.T, s *agent.Session) {
 		setsid sleep 311 & (setsid sleep 312 & disown) & env -i setsid -f sleep 313
 		trap '' TERM HUP INT; sleep 314 & kill -STOP $!
 		unshare -U setsid -f sleep 315 2>/dev/null
+		until [ "$(pgrep -cx sleep)" -ge 3 ]; do :; done # the stopped one may not have got so far
 		echo up; sleep 316`)
 	c.Tag = "wild"
 	st := start(t, s, c)
