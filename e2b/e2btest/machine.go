@@ -103,11 +103,11 @@ type Docker struct {
 	label string
 }
 
-// NewDocker builds the guest program and returns a backend that makes
-// containers of image, each prepared as build says: the body of a template's
-// build request, nil for none. What is left of its containers is removed at the
-// end of the test.
-func NewDocker(t testing.TB, image string, build json.RawMessage) *Docker {
+// NewDocker returns a backend that makes containers of image, each prepared as
+// build says: the body of a template's build request, nil for none. It builds the
+// guest program unless guest names it (see [BuildGuest]). What is left of its
+// containers is removed at the end of the test.
+func NewDocker(t testing.TB, image string, build json.RawMessage, guest string) *Docker {
 	t.Helper()
 	root, err := os.MkdirTemp("", "e2b") //nolint:usetesting // Unix sockets live below it: t.TempDir is too long
 	if err != nil {
@@ -116,17 +116,29 @@ func NewDocker(t testing.TB, image string, build json.RawMessage) *Docker {
 	if build == nil {
 		build = json.RawMessage("{}")
 	}
-	d := &Docker{image: image, build: build, root: root, guest: filepath.Join(root, "guest"), label: "shoal.e2btest=" + filepath.Base(root)}
+	d := &Docker{image: image, build: build, root: root, guest: guest, label: "shoal.e2btest=" + filepath.Base(root)}
 	t.Cleanup(func() {
 		d.sweep(t)
 		_ = os.RemoveAll(root)
 	})
-	compile := exec.CommandContext(t.Context(), "go", "build", "-trimpath", "-o", d.guest, "shoal/e2b/e2btest/guest")
-	compile.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if out, err := compile.CombinedOutput(); err != nil {
-		t.Fatalf("build the guest program: %v\n%s", err, out)
+	if guest == "" {
+		d.guest = filepath.Join(root, "guest")
+		if err := BuildGuest(t.Context(), d.guest); err != nil {
+			t.Fatal(err)
+		}
 	}
 	return d
+}
+
+// BuildGuest builds the program that runs in the containers into the file path:
+// several backends of one test program may share it.
+func BuildGuest(ctx context.Context, path string) error {
+	compile := exec.CommandContext(ctx, "go", "build", "-trimpath", "-ldflags=-s -w", "-o", path, "shoal/e2b/e2btest/guest")
+	compile.Env = append(os.Environ(), "CGO_ENABLED=0")
+	if out, err := compile.CombinedOutput(); err != nil {
+		return fmt.Errorf("build the guest program: %w\n%s", err, out)
+	}
+	return nil
 }
 
 // sweep removes the containers of this backend, and of no other.
@@ -172,7 +184,7 @@ func (d *Docker) machine(ctx context.Context, id string, c envd.Config) (machine
 	m := &container{name: "e2btest-" + filepath.Base(d.root) + "-" + id, socket: filepath.Join(dir, "envd.sock")}
 	_, err = docker(ctx, "run", "-d", "--init", "--name", m.name, "--label", d.label,
 		"--network", "none", "--memory", "1g", "--memory-swap", "1g", "--cpus", "1", "--pids-limit", "1024",
-		"-v", dir+":/run/envd", "-v", d.guest+":/run/guest:ro", "--entrypoint", "/run/guest", d.image, "/run/envd")
+		"-v", dir+":/run/envd", "-v", d.guest+":/run/guest:ro", "-v", d.guest+":/usr/bin/sync:ro", "--entrypoint", "/run/guest", d.image, "/run/envd")
 	if err == nil {
 		err = m.ready(ctx)
 	}

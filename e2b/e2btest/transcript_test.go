@@ -26,7 +26,7 @@ import (
 // a container and compares the answers.
 func TestFakeAnswersAsRecorded(t *testing.T) {
 	needDocker(t)
-	backend := e2btest.NewDocker(t, sandboxImage(t), nil)
+	backend := e2btest.NewDocker(t, sandboxImage(t), nil, "")
 	fake := e2btest.New(t, e2btest.Config{
 		Backend: backend, DefaultUser: "sandbox", Workdir: "/workspace",
 		Env: map[string]string{"FOO": "bar", "E2B_SANDBOX": "false"},
