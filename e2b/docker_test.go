@@ -48,7 +48,7 @@ func TestMain(m *testing.M) {
 
 // contained is a provider on a fake whose sandboxes are containers, made by the
 // very template that `shoal e2b template` prints.
-func contained(t *testing.T, c e2btest.Config) (*e2btest.Server, *Provider) {
+func contained(t *testing.T, c e2btest.Config, change ...func(*Config)) (*e2btest.Server, *Provider) {
 	t.Helper()
 	if testing.Short() {
 		t.Skip("needs Docker; run without -short")
@@ -63,7 +63,11 @@ func contained(t *testing.T, c e2btest.Config) (*e2btest.Server, *Provider) {
 	}
 	c.Backend = e2btest.NewDocker(t, image.Name(), plan.Build, guest)
 	fake := e2btest.New(t, c)
-	p, err := New(Config{APIKey: NewSecret(e2btest.Key), Template: "shoal", APIURL: fake.APIURL(), Domain: fake.Domain()})
+	cfg := Config{APIKey: NewSecret(e2btest.Key), Template: "shoal", APIURL: fake.APIURL(), Domain: fake.Domain()}
+	for _, f := range change {
+		f(&cfg)
+	}
+	p, err := New(cfg)
 	if err != nil {
 		t.Fatal(err)
 	}

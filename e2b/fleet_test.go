@@ -3,14 +3,10 @@ package e2b
 import (
 	"context"
 	"fmt"
-	"io"
-	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/nats-io/nats-server/v2/server"
-	"github.com/nats-io/nats.go"
 	"github.com/nats-io/nats.go/jetstream"
 
 	"shoal/e2b/e2btest"
@@ -21,20 +17,11 @@ import (
 	"shoal/sandbox"
 )
 
-// party is two workers, each with a provider of its own, on one fake account.
-type party struct {
-	t      *testing.T
-	fake   *e2btest.Server
-	srv    *server.Server
-	client *messaging.Client
-	conns  map[messaging.WorkerID]*nats.Conn
-}
-
-func newParty(t *testing.T) *party {
+// served starts a worker for provider and returns a client of it. Both end with
+// the test.
+func served(t *testing.T, provider *Provider, ceiling sandbox.EgressMode) *messaging.Client {
 	t.Helper()
-	fake, _ := contained(t, e2btest.Config{})
-	p := &party{t: t, fake: fake, srv: messagingtest.Server(t), conns: map[messaging.WorkerID]*nats.Conn{}}
-	nc := messagingtest.Conn(t, p.srv)
+	nc := messagingtest.Conn(t, messagingtest.Server(t))
 	js, err := jetstream.New(nc)
 	if err != nil {
 		t.Fatal(err)
@@ -42,174 +29,83 @@ func newParty(t *testing.T) *party {
 	if err := kv.Create(t.Context(), js, kv.Config{}); err != nil {
 		t.Fatal(err)
 	}
-	for range 2 {
-		p.worker()
-	}
-	if p.client, err = messaging.NewClient(nc, messaging.Options{Tenant: "main"}); err != nil {
+	store, err := kv.Open(t.Context(), js, kv.Config{})
+	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = p.client.Close() })
-	return p
-}
-
-func (p *party) worker() {
-	p.t.Helper()
-	provider, err := New(Config{APIKey: NewSecret(e2btest.Key), Template: "shoal", APIURL: p.fake.APIURL(), Domain: p.fake.Domain()})
+	w, err := fleet.New(fleet.Config{Conn: nc, Store: store, Provider: provider, Ceiling: ceiling, DrainFor: 5 * time.Second})
 	if err != nil {
-		p.t.Fatal(err)
+		t.Fatal(err)
 	}
-	nc := messagingtest.Conn(p.t, p.srv)
-	js, err := jetstream.New(nc)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	store, err := kv.Open(p.t.Context(), js, kv.Config{PresenceTTL: 4 * time.Second})
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	w, err := fleet.New(fleet.Config{Conn: nc, Store: store, Provider: provider, DrainFor: 5 * time.Second})
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(p.t.Context()))
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
 	var wg sync.WaitGroup
-	wg.Go(func() { _ = w.Run(ctx) }) // one of them is cut off and may say so
-	p.t.Cleanup(func() { cancel(); wg.Wait() })
-	p.conns[w.ID()] = nc
+	wg.Go(func() {
+		if err := w.Run(ctx); err != nil {
+			t.Errorf("run: %v", err)
+		}
+	})
+	t.Cleanup(func() { cancel(); wg.Wait() })
 	for deadline := time.Now().Add(time.Minute); !w.Sound(); time.Sleep(20 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			p.t.Fatal("the worker is not ready")
+			t.Fatal("the worker is not ready")
 		}
 	}
-}
-
-func (p *party) run(box messaging.Target, shell string) string {
-	p.t.Helper()
-	r, err := p.client.Run(p.t.Context(), box, sandbox.Command{Shell: shell}, messaging.RunOptions{})
+	client, err := messaging.NewClient(nc, messaging.Options{Tenant: "main"})
 	if err != nil {
-		p.t.Fatalf("run %q: %v", shell, err)
+		t.Fatal(err)
 	}
-	return string(r.Stdout)
+	t.Cleanup(func() { _ = client.Close() })
+	return client
 }
 
-func TestTwoWorkersOnOneAccount(t *testing.T) {
-	p := newParty(t)
-	info, err := p.client.Create(t.Context(), messaging.CreateRequest{Name: "a"})
+// TestNativeEgressChangesWhileAsleep: a list that changes while the sandbox is
+// paused, when E2B's firewall takes no change, is in force when it has woken.
+func TestNativeEgressChangesWhileAsleep(t *testing.T) {
+	fake, provider := contained(t, e2btest.Config{}, func(c *Config) { c.Egress, c.DomainAllowlist = EgressNative, true })
+	client := served(t, provider, sandbox.EgressAllowlist)
+	info, err := client.Create(t.Context(), messaging.CreateRequest{Name: "a", Egress: sandbox.Egress{Mode: sandbox.EgressAllowlist, Hosts: []string{"example.com"}}})
 	if err != nil {
 		t.Fatal(err)
 	}
 	box := info.Target()
-	if info.Provider != Kind || len(info.Notes) == 0 {
-		t.Errorf("%+v", info)
+	inForce := func() string {
+		b := fake.Sandboxes()[0]
+		return fmt.Sprintf("%s %s %s", b.State, b.AllowOut, b.DenyOut)
 	}
-
-	t.Run("at most two requests for a short command", func(t *testing.T) {
-		for range 3 {
-			p.run(box, "true")
-		}
-		time.Sleep(100 * time.Millisecond)
-		p.fake.Forget()
-		const commands = 20
-		for range commands {
-			p.run(box, "true")
-		}
-		time.Sleep(100 * time.Millisecond)
-		requests := p.fake.Requests()
-		for _, r := range requests {
-			if !strings.HasSuffix(r.Path, "/SendInput") {
-				t.Errorf("%s %s", r.Method, r.Path)
-			}
-		}
-		t.Logf("%d requests for %d commands", len(requests), commands)
-		if len(requests) > 2*commands {
-			t.Errorf("%d requests for %d commands", len(requests), commands)
-		}
-	})
-
-	t.Run("egress goes through the tunnel", func(t *testing.T) {
-		out := p.run(box, "curl -s -m 20 -o /dev/null -w '%{http_code}' http://example.com; curl -s --noproxy '*' -m 5 http://1.1.1.1 || echo no way")
-		if out != "403no way\n" {
-			t.Errorf("%q", out)
-		}
-	})
-
-	t.Run("a worker that is cut off is replaced, and nothing is lost", func(t *testing.T) { takeover(t, p, box) })
-
-	t.Run("a suspended sandbox is woken by its use", func(t *testing.T) {
-		if _, err := p.client.Suspend(t.Context(), messaging.SuspendRequest{Target: box, Mode: sandbox.SuspendMemory}); err != nil {
+	set := func(hosts ...string) {
+		t.Helper()
+		if _, err := client.SetEgress(t.Context(), box, sandbox.Egress{Mode: sandbox.EgressAllowlist, Hosts: hosts}); err != nil {
 			t.Fatal(err)
 		}
-		if out := p.run(box, "echo awake"); out != "awake\n" {
-			t.Errorf("%q", out)
+	}
+	if got := inForce(); got != "running [example.com] [0.0.0.0/0]" {
+		t.Errorf("created with %s", got)
+	}
+	set("example.org")
+	if got := inForce(); got != "running [example.org] [0.0.0.0/0]" {
+		t.Errorf("changed while running: %s", got)
+	}
+	for name, sleep := range map[string]func() error{
+		"suspended by the worker": func() error {
+			_, err := client.Suspend(t.Context(), messaging.SuspendRequest{Target: box, Mode: sandbox.SuspendMemory})
+			return err
+		},
+		"at the end of its time": func() error { fake.Expire(fake.Sandboxes()[0].ID); return nil },
+	} {
+		set("example.org")
+		if err := sleep(); err != nil {
+			t.Fatal(err)
 		}
-	})
-
-	if d, err := p.client.Destroy(t.Context(), box); err != nil || !d.Existed || len(p.fake.Sandboxes()) != 0 {
-		t.Errorf("%+v, %v, %+v", d, err, p.fake.Sandboxes())
-	}
-}
-
-// takeover cuts the owner off from NATS in mid-output.
-func takeover(t *testing.T, p *party, box messaging.Target) {
-	t.Helper()
-	const lines = 200
-	ctx, cancel := context.WithTimeout(t.Context(), 90*time.Second)
-	defer cancel()
-	proc, err := p.client.Exec(ctx, box, sandbox.Command{Shell: fmt.Sprintf("for i in $(seq %d); do echo line $i; sleep 0.02; done; exit 7", lines)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer proc.Close()
-	info, err := p.client.Get(ctx, box)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var hit, next time.Time
-	seen := &watcher{wrote: func() {
-		switch {
-		case hit.IsZero():
-		case next.IsZero():
-			next = time.Now()
+		set("example.net")
+		if got := inForce(); got != "paused [example.org] [0.0.0.0/0]" {
+			t.Errorf("%s: changed while asleep: %s", name, got)
 		}
-	}}
-	cut := make(chan struct{})
-	go func() {
-		defer close(cut)
-		time.Sleep(time.Second)
-		seen.mu.Lock()
-		hit = time.Now()
-		seen.mu.Unlock()
-		p.conns[info.Owner].Close()
-	}()
-	end, err := proc.Copy(ctx, seen, io.Discard)
-	<-cut
-	if err != nil || end.Code == nil || *end.Code != 7 || proc.Lost() != 0 {
-		t.Fatalf("%+v, %v, %d lost", end, err, proc.Lost())
+		r, err := client.Run(t.Context(), box, sandbox.Command{Shell: "echo awake"}, messaging.RunOptions{})
+		if err != nil || string(r.Stdout) != "awake\n" {
+			t.Fatalf("%s: %+v, %v", name, r, err)
+		}
+		if got := inForce(); got != "running [example.net] [0.0.0.0/0]" {
+			t.Errorf("%s: awake with %s", name, got)
+		}
 	}
-	var want strings.Builder
-	for i := range lines {
-		fmt.Fprintf(&want, "line %d\n", i+1)
-	}
-	if seen.out.String() != want.String() {
-		t.Error("the output differs")
-	}
-	after, err := p.client.Get(ctx, box)
-	if err != nil || after.Owner == info.Owner {
-		t.Errorf("%+v, %v", after, err)
-	}
-	t.Logf("next byte %s after the cut", next.Sub(hit))
-}
-
-// watcher keeps output and calls wrote at each piece.
-type watcher struct {
-	mu    sync.Mutex
-	out   strings.Builder
-	wrote func()
-}
-
-func (w *watcher) Write(p []byte) (int, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.wrote()
-	return w.out.Write(p)
 }

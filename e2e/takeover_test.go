@@ -47,12 +47,11 @@ func (r *follower) gapAfter(t time.Time) time.Duration {
 	return r.times[i].Sub(t)
 }
 
-// takeover follows a command while its owner suffers hurt, and returns the gap
-// in its output.
-func takeover(t *testing.T, f *fleet, hurt func(*process)) time.Duration {
+// takeover follows a command in box while its owner suffers hurt, and returns
+// the gap in its output.
+func takeover(t *testing.T, f *fleet, box messaging.Target, hurt func(*process)) time.Duration {
 	t.Helper()
 	const lines = 250
-	box := f.create(messaging.CreateRequest{})
 	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
 	defer cancel()
 	p, err := f.client.Exec(ctx, box, sandbox.Command{Shell: fmt.Sprintf(ticker, lines)})
@@ -83,7 +82,7 @@ func takeover(t *testing.T, f *fleet, hurt func(*process)) time.Duration {
 func TestTakeoverAfterKill(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2)
-	gap := takeover(t, f, func(p *process) { p.kill() })
+	gap := takeover(t, f, f.create(messaging.CreateRequest{}), func(p *process) { p.kill() })
 	t.Logf("next byte %s after kill -9", gap)
 	if gap > 10*time.Second {
 		t.Errorf("the gap is %s", gap)
@@ -94,7 +93,7 @@ func TestTakeoverAfterStop(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2)
 	var stopped *process
-	gap := takeover(t, f, func(p *process) {
+	gap := takeover(t, f, f.create(messaging.CreateRequest{}), func(p *process) {
 		stopped = p
 		p.signal(syscall.SIGSTOP)
 	})
@@ -121,6 +120,6 @@ func TestTakeoverAfterStop(t *testing.T) {
 func TestDrainHandsOver(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2)
-	gap := takeover(t, f, func(p *process) { p.signal(syscall.SIGTERM) })
+	gap := takeover(t, f, f.create(messaging.CreateRequest{}), func(p *process) { p.signal(syscall.SIGTERM) })
 	t.Logf("next byte %s after SIGTERM", gap)
 }

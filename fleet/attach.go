@@ -71,6 +71,7 @@ func errGone(rec kv.Record) error {
 // claim. The agent, which forgets its epochs when it restarts, cannot be
 // claimed by a stale owner, for whom the swap fails.
 func (b *box) attach(ctx context.Context, wake bool) (*agent.Session, error) {
+	made := b.record().State != kv.Creating
 	stream, err := b.w.provider.Attach(ctx, b.record().Handle, wake)
 	if err != nil {
 		return nil, b.attachFailed(ctx, err)
@@ -82,6 +83,12 @@ func (b *box) attach(ctx context.Context, wake bool) (*agent.Session, error) {
 	if err := b.claim(ctx, s); err != nil {
 		_ = s.Close()
 		return nil, err
+	}
+	if set := b.w.setter(); set != nil && wake && made { // the engine may have been asleep when the list changed
+		if err := set.SetEgress(ctx, b.record().Handle, b.record().Egress); err != nil {
+			_ = s.Close()
+			return nil, err
+		}
 	}
 	b.mu.Lock()
 	old := b.session

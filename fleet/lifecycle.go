@@ -56,11 +56,6 @@ func (b *box) wakeLocked(ctx context.Context) error {
 			return err
 		}
 	}
-	if b.w.setter() != nil { // the engine may have been asleep when the list changed
-		if err := b.applyEgress(ctx, s, b.record().Egress); err != nil {
-			return err
-		}
-	}
 	b.event(messaging.EventResumed, nil)
 	return nil
 }

@@ -93,6 +93,9 @@ func (w *Worker) egressSet(ctx context.Context, r *messaging.Request) (any, erro
 		return want, nil // in force when it runs again
 	}
 	s, err := b.attached(ctx, false)
+	if err != nil && sandbox.AsError(err).Reason == "suspended" && b.w.setter() != nil {
+		return want, nil // paused behind our back: in force when something wakes it
+	}
 	if err != nil {
 		return nil, err
 	}
