@@ -21,9 +21,9 @@ test: runsc engine ## run every test, with real Docker and the race detector
 race: ## run the tests that need no Docker, with the race detector
 	@go test -short -race -shuffle=on -timeout 5m ./...
 
-chaos: engine ## hurt a fleet at random, CHAOS_SECONDS=180 CHAOS_SEED=
+chaos: engine ## hurt a fleet, CHAOS_SECONDS=180 CHAOS_SEED= CHAOS_BREAK=fence|offset|idempotency|lock
 	@SHOAL_IMAGE=$$(image/build.sh) && export SHOAL_IMAGE CHAOS_SECONDS=$${CHAOS_SECONDS:-180} && \
-		go test ./e2e -run '^TestChaos$$' -count=1 -v -timeout 30m
+		go test $(if $(CHAOS_BREAK),-tags chaosbreak) ./e2e -run '^TestChaos$$' -count=1 -v -timeout 30m
 
 fuzz: ## fuzz what reads foreign bytes, FUZZTIME=20s each
 	@scripts/fuzz.sh

@@ -46,7 +46,7 @@ func (s *Server) start(l *link, q StartRequest) (k *command, fresh bool, err err
 	if q.Boot != s.boot {
 		return nil, false, &sandbox.Error{Code: sandbox.Restarted, Boot: s.boot, Message: "the sandbox has restarted since; nothing was started"}
 	}
-	if k := s.registry.commands[c.ID]; k != nil {
+	if k := s.registry.commands[c.ID]; k != nil && once {
 		return k, false, sameRequest(k, d)
 	}
 	if err := s.admitLocked(c); err != nil {
@@ -74,7 +74,7 @@ func sameRequest(k *command, d digest) error {
 // least room is taken from the pool.
 func (s *Server) admitLocked(c sandbox.Command) error {
 	switch {
-	case s.registry.past.has(digestOf([]byte(c.ID))):
+	case once && s.registry.past.has(digestOf([]byte(c.ID))):
 		return sandbox.Errorf(sandbox.Conflict, "the command %s has ended and its end was acknowledged; it is not run again", c.ID).Because("ended")
 	case s.stopping:
 		return errSuspending

@@ -11,12 +11,8 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-	"syscall"
 	"testing"
 	"time"
-
-	"github.com/docker/docker/api/types/container"
-	"github.com/docker/docker/api/types/filters"
 
 	"shoal/docker/dockertest"
 	"shoal/messaging"
@@ -34,13 +30,17 @@ type chaos struct {
 	*fleet
 	rng   *rand.Rand
 	links map[*process]*link
-	boxes []messaging.Target
-	until time.Time
+	// engines are the workers' ways to the engine.
+	engines map[*process]*engineLink
+	boxes   []messaging.Target
+	until   time.Time
 
-	mu     sync.Mutex
-	done   map[string]int // what was done, and how it ended
-	fine   map[sandbox.Name]map[string]bool
-	broken []string // guarantees that did not hold
+	mu     sync.Mutex                       // guards what follows
+	done   map[string]int                   // what was done, and how it ended
+	fine   map[sandbox.Name]map[string]bool // commands that ended well
+	epochs map[sandbox.Name]uint64          // the highest seen
+	took   map[string][]time.Duration       // from the start of a thing to its end
+	broken []string                         // guarantees that did not hold
 }
 
 func (c *chaos) count(what string) {
@@ -76,9 +76,11 @@ func TestChaos(t *testing.T) {
 	seconds := setting(t, "CHAOS_SECONDS", 60)
 	t.Logf("CHAOS_SEED=%d CHAOS_SECONDS=%d", seed, seconds)
 	c := &chaos{
-		rng: rand.New(rand.NewPCG(uint64(seed), 1)), links: map[*process]*link{},
-		done: map[string]int{}, fine: map[sandbox.Name]map[string]bool{},
+		rng: rand.New(rand.NewPCG(uint64(seed), 1)), links: map[*process]*link{}, engines: map[*process]*engineLink{},
+		done: map[string]int{}, fine: map[sandbox.Name]map[string]bool{}, epochs: map[sandbox.Name]uint64{},
+		took: map[string][]time.Duration{},
 	}
+	useBrokenAgent(t)
 	c.fleet = newFleet(t, 0)
 	for range chaosWorkers {
 		c.join()
@@ -99,93 +101,61 @@ func TestChaos(t *testing.T) {
 	for i := range chaosKernels {
 		wg.Go(func() { c.kernel(i, rand.New(rand.NewPCG(uint64(seed), uint64(i)+2))) })
 	}
-	for time.Now().Before(c.until) {
-		c.hurt()
-		time.Sleep(time.Duration(1000+c.rng.IntN(4000)) * time.Millisecond)
-	}
+	c.hurtAll()
 	wg.Wait()
 	c.verify()
+	c.report()
+}
+
+// report prints what was done and how it ended, and fails the test for every
+// guarantee that did not hold.
+func (c *chaos) report() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	for _, what := range slices.Sorted(maps.Keys(c.done)) {
-		t.Logf("%-40s %d", what, c.done[what])
+		c.t.Logf("%-40s %d", what, c.done[what])
+	}
+	for _, what := range slices.Sorted(maps.Keys(c.took)) {
+		all := slices.Sorted(slices.Values(c.took[what]))
+		c.t.Logf("%-40s median %s, 95 of 100 within %s, longest %s", what+", time",
+			all[len(all)/2].Round(time.Millisecond), all[len(all)*95/100].Round(time.Millisecond), all[len(all)-1].Round(time.Millisecond))
 	}
 	for _, b := range c.broken {
-		t.Error(b)
+		c.t.Error(b)
 	}
 	if c.done["stream: whole"] == 0 || c.done["holder: whole"] == 0 {
-		t.Error("nothing was done")
+		c.t.Error("nothing was done")
 	}
 }
 
 // join starts a worker behind a link of its own.
 func (c *chaos) join() {
-	k := newLink(c.t, strings.TrimPrefix(c.bus.url, "nats://"))
-	args := []string{"--nats-url", k.url(), "--fleet", c.name, "--image", dockertest.Image, "--sweep-grace", "2s", "--sweep-every", "1s"}
+	k, e := newLink(c.t, strings.TrimPrefix(c.bus.url, "nats://")), newEngineLink(c.t)
+	args := []string{
+		"--nats-url", k.url(), "--docker-endpoint", e.endpoint, "--fleet", c.name, "--image", dockertest.Image,
+		"--sweep-grace", "2s", "--sweep-every", "1s", "--quota-sandboxes", "100",
+	}
 	p := start(c.t, "worker", nil, args...)
-	c.links[p] = k
+	c.links[p], c.engines[p] = k, e
 	c.workers = append(c.workers, p)
 }
 
-// hurt does one thing to the fleet and mends it.
-func (c *chaos) hurt() {
-	i := c.rng.IntN(len(c.workers))
-	victim := c.workers[i]
-	k := c.links[victim]
-	switch c.rng.IntN(7) {
-	case 0, 1:
-		c.count("hurt: worker killed with -9")
-		victim.kill()
-		c.workers = slices.Delete(c.workers, i, i+1)
-		c.join()
-	case 2:
-		c.count("hurt: worker stopped")
-		victim.signal(syscall.SIGSTOP)
-		time.Sleep(time.Duration(1+c.rng.IntN(20)) * time.Second)
-		victim.signal(syscall.SIGCONT)
-	case 3:
-		c.count("hurt: server restarted")
-		c.bus.stop()
-		c.bus.start(c.t)
-	case 4:
-		c.count("hurt: link cut")
-		k.set(true, false)
-		time.Sleep(time.Duration(1+c.rng.IntN(8)) * time.Second)
-		k.set(false, false)
-	case 5:
-		c.count("hurt: replies dropped")
-		k.set(false, true)
-		time.Sleep(time.Duration(500+c.rng.IntN(2500)) * time.Millisecond)
-		k.set(false, false)
-	case 6:
-		c.restartSandbox(c.boxes[c.rng.IntN(len(c.boxes))])
-	}
-}
-
-// restartSandbox restarts the container of a sandbox behind the fleet's back.
-func (c *chaos) restartSandbox(box messaging.Target) {
-	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-	defer cancel()
-	cli := dockertest.Client(c.t)
-	list, err := cli.ContainerList(ctx, container.ListOptions{All: true, Filters: filters.NewArgs(filters.Arg("name", string(box.Sandbox)+"."+box.Generation))})
-	if err != nil || len(list) != 1 {
-		c.t.Errorf("find the container of %s: %d, %v", box.Sandbox, len(list), err)
-		return
-	}
-	if err := cli.ContainerRestart(ctx, list[0].ID, container.StopOptions{Timeout: new(0)}); err != nil {
-		c.t.Logf("restart: %v", err)
-		return
-	}
-	c.count("hurt: sandbox restarted")
-}
+// kernelLife is how many commands a kernel runs before it starts anew and knows
+// nothing of the workers.
+const kernelLife = 6
 
 // kernel runs streams and holders until the time is over.
 func (c *chaos) kernel(n int, rng *rand.Rand) {
-	client, err := messaging.Connect(c.bus.url, messaging.Options{})
-	if err != nil {
-		c.t.Errorf("kernel %d: %v", n, err)
-		return
-	}
-	defer client.Close()
+	var client *messaging.Client
 	for i := 0; time.Now().Before(c.until); i++ {
+		if i%kernelLife == 0 {
+			if client != nil {
+				_ = client.Close()
+			}
+			if client = c.connect(); client == nil {
+				return
+			}
+		}
 		id := fmt.Sprintf("k%d-%d", n, i)
 		box := c.boxes[rng.IntN(len(c.boxes))]
 		ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
@@ -196,6 +166,45 @@ func (c *chaos) kernel(n int, rng *rand.Rand) {
 		}
 		cancel()
 	}
+	_ = client.Close()
+}
+
+// connect makes a client, also while the server is being restarted.
+func (c *chaos) connect() *messaging.Client {
+	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(100 * time.Millisecond) {
+		client, err := messaging.Connect(c.bus.url, messaging.Options{})
+		if err == nil {
+			return client
+		}
+		if time.Now().After(deadline) {
+			c.violated("a kernel cannot connect: %v", err)
+			return nil
+		}
+	}
+}
+
+// served checks that whoever started a command was not a worker that had been
+// superseded before it was asked.
+func (c *chaos) served(box messaging.Target, id string, before uint64, m messaging.Meta) {
+	c.mu.Lock()
+	c.epochs[box.Sandbox] = max(c.epochs[box.Sandbox], m.Epoch)
+	c.mu.Unlock()
+	if m.Epoch < before || m.Generation != box.Generation {
+		c.violated("fence: %s was started by worker %s at epoch %d of generation %s, but epoch %d of %s had been seen before it was asked",
+			id, m.Worker, m.Epoch, m.Generation, before, box.Generation)
+	}
+}
+
+func (c *chaos) epoch(box messaging.Target) uint64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.epochs[box.Sandbox]
+}
+
+func (c *chaos) since(what string, began time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.took[what] = append(c.took[what], time.Since(began))
 }
 
 // stream runs a command that leaves one line and prints counted ones.
@@ -205,13 +214,17 @@ func (c *chaos) stream(ctx context.Context, client *messaging.Client, box messag
 	for i := range lines {
 		fmt.Fprintf(&want, "%s %d\n", id, i+1)
 	}
+	before, began := c.epoch(box), time.Now()
+	defer c.since("stream", began)
 	p, err := client.Exec(ctx, box, cmd)
+	c.since("stream, start", began)
 	if err != nil {
 		c.t.Logf("stream %s in %s: %v", id, box.Sandbox, err)
 		c.ended("stream", id, err)
 		return
 	}
 	defer p.Close()
+	c.served(box, id, before, p.Meta())
 	var got strings.Builder
 	end, err := p.Copy(ctx, &got, &got)
 	switch {
@@ -242,6 +255,7 @@ func common(a, b string) int {
 func (c *chaos) holder(ctx context.Context, client *messaging.Client, box messaging.Target, id string, tag sandbox.Tag) {
 	own, abandon := context.WithCancel(ctx)
 	defer abandon() // a lock that is not released expires, and the next holder takes over
+	defer c.since("holder", time.Now())
 	lock, err := client.Lock(own, box, tag, messaging.LockOptions{Holder: id, TTL: 3 * time.Second, Wait: 20 * time.Second})
 	if err != nil {
 		c.ended("holder", id, err)
@@ -253,7 +267,11 @@ func (c *chaos) holder(ctx context.Context, client *messaging.Client, box messag
 		c.count("holder: took over")
 	}
 	shell := fmt.Sprintf("%smkdir held-%s || exit 9; echo %s >> effects; sleep 0.2; rmdir held-%s", first, tag, id, tag)
+	before := c.epoch(box)
 	r, err := client.Run(lock.Context(), box, sandbox.Command{Shell: shell, Tag: tag, Token: lock.Token()}, messaging.RunOptions{})
+	if err == nil {
+		c.served(box, id, before, r.Meta)
+	}
 	switch {
 	case err != nil:
 		c.ended("holder", id, err)

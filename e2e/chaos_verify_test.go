@@ -99,6 +99,15 @@ func (c *chaos) recordsAtBase() error {
 	if len(locks) > 0 {
 		return fmt.Errorf("%d locks", len(locks))
 	}
+	quotas, err := store.Quotas.List(c.t.Context(), "_quota")
+	if err != nil {
+		return err
+	}
+	for _, q := range quotas {
+		if len(q.Value.Reserved) > 0 {
+			return fmt.Errorf("%s reserves %v", q.Key, q.Value.Reserved)
+		}
+	}
 	workers, err := store.Workers.List(c.t.Context(), "")
 	if err != nil {
 		return err

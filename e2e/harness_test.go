@@ -50,7 +50,7 @@ func run(m *testing.M) int {
 	for name, pkg := range map[string]string{
 		"worker": "shoal/cmd/worker", "shoal": "shoal/cmd/shoal", "nats-server": "github.com/nats-io/nats-server/v2",
 	} {
-		out, err := exec.Command("go", "build", "-o", filepath.Join(dir, name), pkg).CombinedOutput()
+		out, err := exec.Command("go", "build", "-tags", buildTags, "-o", filepath.Join(dir, name), pkg).CombinedOutput()
 		if err != nil {
 			fmt.Fprintf(os.Stderr, "build %s: %v\n%s", pkg, err, out)
 			return 1

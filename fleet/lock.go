@@ -166,14 +166,14 @@ func (b *box) tryLock(ctx context.Context, req *messaging.LockAcquireRequest) (*
 	if rec.State == kv.Gone || rec.State == kv.Destroying {
 		return nil, errGone(rec)
 	}
-	if err := b.excluded(ctx, req.Tag); err != nil {
+	if err := b.excluded(ctx, req.Tag); excludes && err != nil {
 		return nil, err
 	}
 	e, err := b.w.store.Locks.Get(ctx, kv.LockKey(rec.Handle.Tenant, rec.Handle.Name, req.Tag))
 	if err != nil {
 		return nil, err
 	}
-	takenOver := e.Exists || e.Expired
+	takenOver := excludes && (e.Exists || e.Expired)
 	ttl := lockTTL(req.TTL)
 	e.Value = kv.Lock{
 		State: kv.LockPending, Holder: req.Holder, Token: sandbox.NewID(), Owner: string(b.w.id),

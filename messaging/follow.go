@@ -96,6 +96,9 @@ func (s *stream) takeStarted(f Frame) {
 // takeSegment keeps what comes next, skips what came already, and asks again
 // for what is missing.
 func (s *stream) takeSegment(g Segment) {
+	if !counts {
+		g.Offset = s.recv
+	}
 	switch {
 	case !s.opened:
 		s.unstarted()

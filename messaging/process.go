@@ -102,8 +102,12 @@ func startDeadline(ctx context.Context) time.Time {
 // follow makes the request that carries on from what has been received.
 func (p *Process) follow(watch bool) func(*stream, WorkerID) (Op, request) {
 	return func(s *stream, silent WorkerID) (Op, request) {
+		from := s.recv
+		if !counts {
+			from = 0
+		}
 		return OpFollow, &FollowRequest{
-			Target: p.target, ID: p.id, From: s.recv, Watch: watch, Window: s.window, Silent: silent,
+			Target: p.target, ID: p.id, From: from, Watch: watch, Window: s.window, Silent: silent,
 		}
 	}
 }
