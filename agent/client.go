@@ -305,5 +305,17 @@ func (s *Session) broken(err error) error {
 	default:
 	}
 	return sandbox.Errorf(sandbox.OutcomeUnknown, "the stream to the sandbox's agent broke; attach again and follow").
-		Because("detached").From(sandbox.FromWorker).Wrap(err)
+		Because("detached").From(sandbox.FromWorker).Wrap(brokenError{err})
+}
+
+// brokenError is how a stream broke. Unlike its cause it is never io.EOF: a
+// stream that the agent closed in the middle, as it does when a newer session
+// has claimed the sandbox, must not pass for the end of what was read.
+type brokenError struct{ cause error }
+
+func (e brokenError) Error() string { return e.cause.Error() }
+
+// Is passes on what the cause is, but for an end of file.
+func (e brokenError) Is(target error) bool {
+	return target != io.EOF && target != io.ErrUnexpectedEOF && errors.Is(e.cause, target)
 }

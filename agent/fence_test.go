@@ -2,6 +2,8 @@ package agent_test
 
 import (
 	"context"
+	"errors"
+	"io"
 	"os"
 	"path/filepath"
 	"strings"
@@ -64,7 +66,8 @@ func TestClaims(t *testing.T) {
 	if err == nil {
 		t.Error("the first session still starts commands")
 	}
-	if _, err := st.Recv(t.Context()); sandbox.CodeOf(err) != sandbox.OutcomeUnknown {
+	_, err = st.Recv(t.Context())
+	if sandbox.CodeOf(err) != sandbox.OutcomeUnknown || errors.Is(err, io.EOF) {
 		t.Errorf("the first session's stream: %v", err)
 	}
 	select {
@@ -75,6 +78,34 @@ func TestClaims(t *testing.T) {
 	list, err := second.List(t.Context())
 	if err != nil || len(list) != 1 || list[0].ID != c.ID || list[0].State != sandbox.CommandRunning {
 		t.Errorf("list %+v, %v", list, err)
+	}
+}
+
+// A read that a newer session ends in its middle is cut off, not over: its error
+// must not pass for the end of the file.
+func TestSupersededReadIsNoEnd(t *testing.T) {
+	t.Parallel()
+	b := newBox(t)
+	first := b.attach()
+	file := filepath.Join(b.dir, "big")
+	if err := os.WriteFile(file, make([]byte, 16<<20), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	r, err := first.ReadFile(t.Context(), file, sandbox.ReadOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Close()
+	if _, err := io.ReadFull(r, make([]byte, 1<<10)); err != nil {
+		t.Fatal(err)
+	}
+	second := b.connect(agent.ClientConfig{})
+	if _, err := second.Claim(t.Context(), agent.Claim{Boot: second.Hello().Boot, Epoch: second.Hello().Epoch + 1}); err != nil {
+		t.Fatal(err)
+	}
+	n, err := io.Copy(io.Discard, r)
+	if err == nil || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("after %d more bytes of 16 MiB the read ended with %v", n, err)
 	}
 }
 

@@ -3,7 +3,6 @@ package fleet
 import (
 	"context"
 	"errors"
-	"io"
 	"time"
 
 	"shoal/agent"
@@ -207,9 +206,6 @@ func runCollect(ctx context.Context, s *agent.Session, cmd sandbox.Command) (*sa
 	for {
 		e, err := st.Recv(ctx)
 		if err != nil {
-			if errors.Is(err, io.EOF) {
-				err = errOutcome()
-			}
 			return nil, "", err
 		}
 		switch e.Kind {

@@ -261,7 +261,7 @@ func (b *box) excluded(ctx context.Context, tag sandbox.Tag) error {
 // locksOf reads the live locks of the present generation.
 func (b *box) locksOf(ctx context.Context) (map[sandbox.Tag]kv.Lock, error) {
 	rec := b.record()
-	entries, err := b.w.store.Locks.List(ctx, b.key)
+	entries, err := b.w.store.Locks.ListNow(ctx, b.key)
 	if err != nil {
 		return nil, err
 	}

@@ -2,8 +2,6 @@ package fleet
 
 import (
 	"context"
-	"errors"
-	"io"
 	"sync"
 	"time"
 
@@ -71,9 +69,6 @@ func (p *pump) copy(ctx context.Context, st *agent.Stream) (*sandbox.End, error)
 	for {
 		e, err := st.Recv(ctx)
 		if err != nil {
-			if errors.Is(err, io.EOF) {
-				err = errOutcome()
-			}
 			return nil, err
 		}
 		switch e.Kind {

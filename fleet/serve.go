@@ -94,7 +94,10 @@ func (w *Worker) create(ctx context.Context, r *messaging.Request) (any, error) 
 	}
 	living := e.Exists && e.Value.State != kv.Gone
 	if living && e.Value.Owner != string(w.id) {
-		if _, err := w.owned(ctx, r); err != nil {
+		_, err := w.owned(ctx, r)
+		if code := sandbox.CodeOf(err); code == sandbox.Gone || code == sandbox.NotFound {
+			living = false // it has gone meanwhile, and the name is free
+		} else if err != nil {
 			return nil, err
 		}
 	}

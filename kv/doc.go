@@ -24,7 +24,8 @@
 //
 // # Failure
 //
-// KV away (5 to 8 s at a leader's death) is Unavailable; a lost race is
+// Reads and writes wait up to 10 s, within their context, for a server that is
+// away (5 to 8 s at a leader's death); then it is Unavailable. A lost race is
 // Conflict with reason "revision". All methods may be used from several
 // goroutines; an Entry belongs to one at a time.
 package kv

@@ -150,3 +150,34 @@ func TestNK02ConsumersDoNotPileUp(t *testing.T) {
 	}
 	t.Fatalf("%d consumers for %d watches", n, watchers)
 }
+
+// Reads, writes and lists wait for a server that comes back within seconds.
+func TestWaitsForTheServer(t *testing.T) {
+	t.Parallel()
+	nc, d := dialDeaf(t, listening(t))
+	s := openStore(t, nc)
+	e, err := s.Handles.Get(t.Context(), "t.s")
+	if err != nil {
+		t.Fatal(err)
+	}
+	away := func() {
+		d.deaf.Store(true)
+		time.AfterFunc(3*time.Second, d.sever) // longer than one try
+	}
+	away()
+	e.Value.Owner = "me"
+	if err := s.Handles.Put(t.Context(), e); err != nil {
+		t.Fatalf("put: %v", err)
+	}
+	away()
+	if got, err := s.Handles.Get(t.Context(), "t.s"); err != nil || got.Value.Owner != "me" {
+		t.Fatalf("get: %+v, %v", got, err)
+	}
+	away()
+	if list, err := s.Handles.List(t.Context(), "t"); err != nil || len(list) != 1 {
+		t.Fatalf("list: %d, %v", len(list), err)
+	}
+	if err := s.Handles.Put(t.Context(), e); err != nil {
+		t.Fatalf("the entry does not stand for what was written: %v", err)
+	}
+}

@@ -7,10 +7,12 @@ import (
 	"fmt"
 	"maps"
 	"reflect"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/nats-io/nats.go/jetstream"
+	"golang.org/x/sync/errgroup"
 
 	"shoal/sandbox"
 )
@@ -44,15 +46,19 @@ const opField = "_op"
 // Get reads key from the leader. An absent key is no error: Exists is false
 // and the entry can be put to create it.
 func (t *Table[T]) Get(ctx context.Context, key string) (*Entry[T], error) {
-	it, err := t.b.read(ctx, key)
+	var it item
+	err := patiently(ctx, func() (err error) {
+		it, err = t.b.read(ctx, key)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
 	e := &Entry[T]{Key: key, seq: it.seq, Exists: it.present, Expired: it.expired}
-	if !it.present {
-		return e, nil
+	if it.present {
+		err = e.decode(it.data)
 	}
-	return e, e.decode(it.data)
+	return e, err
 }
 
 // Put writes e if nobody has changed the key since e was read, with the
@@ -68,6 +74,11 @@ func (t *Table[T]) PutFor(ctx context.Context, e *Entry[T], ttl time.Duration) e
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", e.Key, err)
 	}
+	// A repeat of a write that was applied is recognised by its op id.
+	return patiently(ctx, func() error { return t.putOnce(ctx, e, op, data, ttl) })
+}
+
+func (t *Table[T]) putOnce(ctx context.Context, e *Entry[T], op string, data []byte, ttl time.Duration) error {
 	seq, err := t.b.write(ctx, e.Key, data, e.seq, ttl)
 	switch {
 	case err == nil:
@@ -106,6 +117,10 @@ func (t *Table[T]) Remove(ctx context.Context, e *Entry[T]) error {
 	if !e.Exists {
 		return nil
 	}
+	return patiently(ctx, func() error { return t.removeOnce(ctx, e) })
+}
+
+func (t *Table[T]) removeOnce(ctx context.Context, e *Entry[T]) error {
 	err := t.b.remove(ctx, e.Key, e.seq)
 	if err == nil {
 		e.Exists = false
@@ -126,31 +141,45 @@ func (t *Table[T]) Remove(ctx context.Context, e *Entry[T]) error {
 
 // List returns the entries whose key begins with prefix (whole tokens, without
 // the closing dot; "" = all), in the order of their last change. It may be
-// slightly old; [Table.Put] finds out.
+// slightly old, since any replica answers; [Table.Put] finds out.
 func (t *Table[T]) List(ctx context.Context, prefix string) ([]*Entry[T], error) {
-	ctx, cancel := context.WithTimeout(ctx, 5*tryTimeout)
+	var all []*Entry[T]
+	err := patiently(ctx, func() (err error) {
+		all, err = t.listOnce(ctx, prefix)
+		return err
+	})
+	return all, err
+}
+
+func (t *Table[T]) listOnce(ctx context.Context, prefix string) ([]*Entry[T], error) {
+	limited, cancel := context.WithTimeout(ctx, 5*tryTimeout)
 	defer cancel()
-	pattern := ">"
-	if prefix != "" {
-		pattern = prefix + ".>"
+	silent := time.AfterFunc(tryTimeout, cancel) // an answer that was lost never comes
+	defer silent.Stop()
+	failed := func(err error) error {
+		if ctx.Err() == nil && limited.Err() != nil {
+			err = errors.New("no answer")
+		}
+		return unavailable("list", err)
 	}
-	w, err := t.b.kv.Watch(ctx, pattern, jetstream.IgnoreDeletes())
+	w, err := t.b.kv.Watch(limited, pattern(prefix), jetstream.IgnoreDeletes())
 	if err != nil {
-		return nil, unavailable("list", err)
+		return nil, failed(err)
 	}
 	defer drain(w)
 	var all []*Entry[T]
 	for {
 		select {
-		case <-ctx.Done():
-			return nil, unavailable("list", ctx.Err())
+		case <-limited.Done():
+			return nil, failed(limited.Err())
 		case v, ok := <-w.Updates():
 			if !ok {
-				return nil, unavailable("list", errors.New("watch closed"))
+				return nil, failed(errors.New("watch closed"))
 			}
 			if v == nil {
 				return all, nil
 			}
+			silent.Reset(tryTimeout)
 			if isReserved(v.Key()) != isReserved(prefix) {
 				continue
 			}
@@ -161,6 +190,41 @@ func (t *Table[T]) List(ctx context.Context, prefix string) ([]*Entry[T], error)
 			all = append(all, e)
 		}
 	}
+}
+
+// ListNow is List as the leader knows it, for what decides: a few keys, since
+// each is read by itself.
+func (t *Table[T]) ListNow(ctx context.Context, prefix string) ([]*Entry[T], error) {
+	var keys []string
+	err := patiently(ctx, func() (err error) {
+		keys, err = t.b.keys(ctx, pattern(prefix))
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	all := make([]*Entry[T], len(keys))
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(readsAtOnce) // the traces of removed keys are read, too
+	for i, key := range keys {
+		g.Go(func() (err error) {
+			all[i], err = t.Get(ctx, key)
+			return err
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(all, func(e *Entry[T]) bool { return !e.Exists }), nil
+}
+
+const readsAtOnce = 16
+
+func pattern(prefix string) string {
+	if prefix == "" {
+		return ">"
+	}
+	return prefix + ".>"
 }
 
 // isReserved tells the fleet's own keys in the handle bucket from tenants'.

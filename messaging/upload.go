@@ -40,8 +40,8 @@ func callUpload[T any](ctx context.Context, c *Client, op Op, w *inputWriter, bo
 func (w *inputWriter) copy(ctx context.Context, r io.Reader) error {
 	buf := make([]byte, MaxUpload)
 	for {
-		n, err := io.ReadFull(r, buf)
-		final := errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF)
+		n, err := readFull(r, buf)
+		final := errors.Is(err, io.EOF)
 		if err != nil && !final {
 			return err
 		}
@@ -49,6 +49,18 @@ func (w *inputWriter) copy(ctx context.Context, r io.Reader) error {
 			return err
 		}
 	}
+}
+
+// readFull fills buf from r. Unlike io.ReadFull it returns r's own error as it
+// is: io.EOF with the last bytes, and an error such as io.ErrUnexpectedEOF,
+// which says that r was cut off, is no end.
+func readFull(r io.Reader, buf []byte) (n int, err error) {
+	for n < len(buf) && err == nil {
+		var m int
+		m, err = r.Read(buf[n:])
+		n += m
+	}
+	return n, err
 }
 
 // send sends one message until it is taken whole.
