@@ -1,9 +1,11 @@
 package dockertest
 
 import (
+	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"syscall"
 	"testing"
 	"time"
@@ -18,6 +20,8 @@ type Daemon struct {
 	dir  string
 	cmd  *exec.Cmd
 	done chan error
+
+	volumes *sizedVolumes // nil: no volume plugin
 }
 
 // NewDaemon starts an engine. It needs root and the program dockerd.
@@ -35,13 +39,30 @@ func NewDaemon(t testing.TB) *Daemon {
 		if d.cmd != nil {
 			d.Stop()
 		}
+		d.volumes.close(t) // after the engine, which would wait for it
 		if err := os.RemoveAll(dir); err != nil {
 			t.Errorf("remove the engine's data: %v", err)
 		}
 	})
+	if err := os.MkdirAll(d.plugins(), 0o700); err != nil {
+		t.Fatal(err)
+	}
 	d.Start()
 	return d
 }
+
+// mounting runs a mount command where the engine sees its effect.
+func (d *Daemon) mounting(command ...string) error {
+	args := append([]string{"--mount", "--target", strconv.Itoa(d.cmd.Process.Pid)}, command...)
+	if out, err := exec.CommandContext(d.t.Context(), "nsenter", args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", command[0], err, out)
+	}
+	return nil
+}
+
+// plugins is the engine's own folder of plugins. The machine's is seen by every
+// engine on it, and one that has found a plugin there waits for it for good.
+func (d *Daemon) plugins() string { return filepath.Join(d.dir, "plugins") }
 
 // Endpoint is where the engine listens.
 func (d *Daemon) Endpoint() string { return "unix://" + filepath.Join(d.dir, "docker.sock") }
@@ -63,7 +84,8 @@ func (d *Daemon) Start() {
 	// The default bridge is the machine's: with --bridge=none an engine deletes
 	// docker0 at its start, whoever made it (measured on Engine 20.10). So this
 	// one shares it, leaves the machine's forwarding alone and gives it to nobody.
-	d.cmd = exec.Command("dockerd", "--data-root", in("data"), "--exec-root", in("exec"), "--pidfile", in("pid"),
+	const own = `mkdir -p /run/docker/plugins && mount --bind "$0" /run/docker/plugins && exec dockerd "$@"`
+	d.cmd = exec.Command("unshare", "--mount", "sh", "-c", own, d.plugins(), "--data-root", in("data"), "--exec-root", in("exec"), "--pidfile", in("pid"),
 		"--host", d.Endpoint(), "--config-file", in("config.json"), "--storage-driver=vfs",
 		"--iptables=false", "--ip-forward=false", "--ip-masq=false")
 	d.cmd.Stdout, d.cmd.Stderr = log, log
