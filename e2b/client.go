@@ -25,7 +25,7 @@ const (
 	slowCall = 80 * time.Second
 
 	maxAnswer    = 1 << 20
-	maxListPage  = 8 << 20
+	maxListPage  = 2 << 20
 	maxErrorBody = 64 << 10
 
 	maxAttempts = 5
@@ -62,10 +62,30 @@ func newTransport() *http.Transport {
 	}
 }
 
+// httpOnly refuses an answer that leaves HTTP: reading what follows a 101 would
+// heed no context, and nothing here asks for one.
+type httpOnly struct{ http.RoundTripper }
+
+func (t httpOnly) RoundTrip(r *http.Request) (*http.Response, error) {
+	resp, err := t.RoundTripper.RoundTrip(r)
+	if err == nil && resp.StatusCode == http.StatusSwitchingProtocols {
+		_ = resp.Body.Close()
+		return nil, errors.New("the server switched protocols unasked")
+	}
+	return resp, err
+}
+
+// CloseIdleConnections is what [http.Client.CloseIdleConnections] looks for.
+func (t httpOnly) CloseIdleConnections() {
+	if c, ok := t.RoundTripper.(interface{ CloseIdleConnections() }); ok {
+		c.CloseIdleConnections()
+	}
+}
+
 // newHTTP refuses redirects: they would carry the key or a token elsewhere.
 func newHTTP(rt http.RoundTripper) *http.Client {
 	return &http.Client{
-		Transport:     rt,
+		Transport:     httpOnly{rt},
 		CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse },
 	}
 }

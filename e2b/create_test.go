@@ -109,13 +109,16 @@ func testSandboxThatWouldBeKilledIsRefused(t *testing.T) {
 func TestInterruptedCreateLeavesNothing(t *testing.T) { // LC-11
 	t.Parallel()
 	for name, f := range map[string]e2btest.Fault{
-		"before the work": {Match: "POST /sandboxes", Delay: time.Second},
-		"after the work":  {Match: "GET /sandboxes/*", Delay: time.Second},
+		"at the listing":        {Match: "GET /v2/sandboxes", Delay: time.Second},
+		"before the work":       {Match: "POST /sandboxes", Delay: time.Second},
+		"after the work":        {Match: "GET /sandboxes/*", Delay: time.Second},
+		"at the template check": {Match: "POST /process.Process/Start", Delay: time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			fake := e2btest.New(t, e2btest.Config{})
 			p := newProvider(t, fake)
+			p.checked = false
 			fake.Inject(f)
 			ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 			defer cancel()

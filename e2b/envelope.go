@@ -44,6 +44,9 @@ func readEnvelope(r io.Reader, buf []byte) (flags byte, payload []byte, err erro
 	if head[0]&flagCompressed != 0 {
 		return 0, buf, errors.New("a compressed message, which was not asked for")
 	}
+	if head[0]&^flagEnd != 0 {
+		return 0, buf, fmt.Errorf("a message with the unknown flags %#x", head[0])
+	}
 	if uint32(cap(buf)) < n {
 		buf = make([]byte, n)
 	}

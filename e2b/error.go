@@ -123,7 +123,7 @@ func answerError(call string, status int, header http.Header, body []byte, key S
 	if json.Unmarshal(body, &parsed) == nil && parsed.Code != nil && *parsed.Code == status {
 		e.Structured = true
 		e.Message = clean(key.scrub(parsed.Message))
-		e.Code = clean(parsed.ErrorCode)
+		e.Code = clean(key.scrub(parsed.ErrorCode))
 	}
 	return e
 }

@@ -247,20 +247,17 @@ func liveNoWayOut(t *testing.T, p *Provider, h sandbox.Handle) {
 	}
 }
 
-// daemon is an envd of one's own where E2B_ENVD_URL names one, else the fake.
-func daemon(t *testing.T) *envd {
-	t.Helper()
-	e := &envd{http: newHTTP(newTransport()), base: strings.TrimRight(os.Getenv("E2B_ENVD_URL"), "/"), id: "iabcdefghijklmnopqrst", token: NewSecret(os.Getenv("E2B_ENVD_TOKEN"))}
-	if e.base == "" {
-		e.token = NewSecret("tok")
-		e.base = e2btest.New(t, e2btest.Config{}).Daemon(t, "tok")
-	}
-	return e
-}
-
-// TestDaemon is the part that needs an envd and no control plane.
+// TestDaemon is the part that needs an envd and no control plane: one of one's
+// own where E2B_ENVD_URL and E2B_ENVD_TOKEN name it, else the fake's.
 func TestDaemon(t *testing.T) {
-	e := daemon(t)
+	if os.Getenv("E2B_ENVD_URL") == "" {
+		t.Setenv("E2B_ENVD_URL", e2btest.New(t, e2btest.Config{}).Daemon(t, "a-token")+"/")
+		t.Setenv("E2B_ENVD_TOKEN", "a-token")
+	}
+	e := &envd{
+		http: newHTTP(newTransport()), base: strings.TrimRight(os.Getenv("E2B_ENVD_URL"), "/"),
+		id: "iabcdefghijklmnopqrst", token: NewSecret(os.Getenv("E2B_ENVD_TOKEN")),
+	}
 	t.Run("largest input", func(t *testing.T) { checkLargeInput(t, e) })
 	t.Run("end", func(t *testing.T) {
 		body, pid, err := e.startProcess(t.Context(), shell("cat; exit 7"), true)

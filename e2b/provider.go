@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"regexp"
 	"strings"
 	"sync"
 	"time"
@@ -171,9 +172,12 @@ func (p *Provider) remember(id string, token Secret, domain *string, name sandbo
 		return reach{}, sandbox.Errorf(sandbox.Gone, "sandbox %s has no access token and cannot be used; create it anew", name).
 			Because("no_token").From(sandbox.FromEngine)
 	}
+	if !tokenPattern.MatchString(token.Reveal()) {
+		return reach{}, engineError("reach sandbox %s: E2B gave an invalid access token", name)
+	}
 	r := reach{token: token, domain: p.cfg.Domain}
 	if domain != nil && *domain != "" {
-		if !domainPattern.MatchString(*domain) {
+		if !p.admitsDomain(*domain) {
 			return reach{}, engineError("reach sandbox %s: E2B names an invalid domain", name)
 		}
 		r.domain = *domain
@@ -185,6 +189,15 @@ func (p *Provider) remember(id string, token Secret, domain *string, name sandbo
 	}
 	p.reach[id] = r
 	return r, nil
+}
+
+// tokenPattern is wider than what is given today and fits a header.
+var tokenPattern = regexp.MustCompile(`^[!-~]{1,1000}$`)
+
+// admitsDomain judges a domain that an answer names: only an account that is
+// local itself may send us to a local address, in the clear.
+func (p *Provider) admitsDomain(domain string) bool {
+	return domainPattern.MatchString(domain) && (!localHost(hostOnly(domain)) || localHost(hostOnly(p.cfg.Domain)))
 }
 
 func (p *Provider) forget(id string) {

@@ -7,14 +7,18 @@ import (
 	"net/http"
 	"net/url"
 	"regexp"
+	"strconv"
 	"time"
 )
 
 // envdPort is where the daemon in every sandbox listens.
 const envdPort = "49983"
 
-// maxPages bounds one listing: 100 sandboxes a page.
-const maxPages = 200
+// The bounds of one listing; a page holds what was asked for or less.
+const (
+	maxPages = 200
+	pageSize = 100
+)
 
 // idPattern is what the server makes and accepts; anything else must not reach
 // a path or a host name.
@@ -158,7 +162,7 @@ func (c *client) list(ctx context.Context, filter map[string]string) ([]detail, 
 	query := url.Values{
 		"metadata": {encodeMetadata(filter)},
 		"state":    {stateRunning + "," + statePaused},
-		"limit":    {"100"},
+		"limit":    {strconv.Itoa(pageSize)},
 	}
 	var all []detail
 	for range maxPages {
@@ -169,6 +173,9 @@ func (c *client) list(ctx context.Context, filter map[string]string) ([]detail, 
 		})
 		if err != nil {
 			return nil, err
+		}
+		if len(page) > pageSize {
+			return nil, &apiError{Call: "list sandboxes", cause: fmt.Errorf("a page of %d sandboxes, %d were asked for", len(page), pageSize)}
 		}
 		for _, d := range page {
 			if matches(d.Metadata, filter) && idPattern.MatchString(d.SandboxID) {

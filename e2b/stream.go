@@ -156,8 +156,8 @@ func (s *stream) exited(end ended) error {
 	if end.Exited && end.ExitCode == 0 {
 		return io.EOF
 	}
-	end.Status = clean(end.Status)
-	return &exitError{ended: end, Stderr: clean(string(s.stderr))}
+	end.Status = clean(s.envd.token.scrub(end.Status))
+	return &exitError{ended: end, Stderr: clean(s.envd.token.scrub(string(s.stderr)))}
 }
 
 // Write queues p for the process and returns when all of it is queued; a

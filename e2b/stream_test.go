@@ -287,6 +287,10 @@ func TestHostileDaemon(t *testing.T) {
 	for name, c := range map[string]struct{ bytes, want string }{
 		"message without end":   {string(huge), "bytes"},
 		"one byte too many":     {string(append([]byte{0}, binary.BigEndian.AppendUint32(nil, maxEnvelope+1)...)), "bytes"},
+		"unknown flag":          {string(message(4, "{}")), "flags"},
+		"compressed end":        {string(message(3, "{}")), "compressed"},
+		"token in a status":     {string(message(0, `{"event":{"end":{"exitCode":1,"exited":true,"status":"hidden-token"}}}`)), redacted},
+		"token in the stderr":   {string(append(message(0, `{"event":{"data":{"stderr":"aGlkZGVuLXRva2Vu"}}}`), message(0, `{"event":{"end":{"exitCode":1,"exited":true}}}`)...)), redacted},
 		"compressed":            {string(message(1, "x")), "compressed"},
 		"no JSON":               {string(message(0, "x")), "JSON"},
 		"no JSON at its end":    {string(message(2, "x")), "JSON"},

@@ -96,6 +96,9 @@ func (f *Filter) getJSON(ctx context.Context, target string, into any) (status i
 		return 0, err
 	}
 	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode == http.StatusSwitchingProtocols { // reading on would heed no context
+		return resp.StatusCode, nil
+	}
 	body, err := io.ReadAll(io.LimitReader(resp.Body, maxAnswer+1))
 	if err != nil || resp.StatusCode != http.StatusOK {
 		return resp.StatusCode, err
