@@ -129,6 +129,11 @@ func (s *Session) Tunnel(ctx context.Context, on bool) error {
 	return s.call(ctx, opTunnel, tunnelRequest{On: on}, nil)
 }
 
+// Keep changes what the sandbox keeps of its spec.
+func (s *Session) Keep(ctx context.Context, k Kept) error {
+	return s.call(ctx, opKeep, k, nil)
+}
+
 // Forward connects to 127.0.0.1:port inside the sandbox. The connection has
 // CloseWrite. Code Unavailable (reason "refused") when nobody listens.
 func (s *Session) Forward(ctx context.Context, port uint16) (net.Conn, error) {

@@ -198,6 +198,38 @@ func (t *specStore) swap(spec *sandbox.Spec) (*sandbox.Spec, error) {
 	return spec, nil
 }
 
+// change replaces the part of the kept spec that may change. A sandbox that was
+// never given a spec keeps none.
+func (t *specStore) change(k Kept) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.spec == nil {
+		return nil
+	}
+	spec := *t.spec
+	spec.Egress, spec.Pin, spec.TTL = k.Egress, k.Pin, k.TTL
+	if err := spec.Validate(); err != nil {
+		return err
+	}
+	if err := t.write(&spec); err != nil {
+		return sandbox.Errorf(sandbox.NoSpace, "keep the sandbox's spec inside it").From(sandbox.FromSandbox).Wrap(err)
+	}
+	t.spec = &spec
+	return nil
+}
+
+func handleKeep(c *channel, body []byte) error {
+	q, err := read[Kept](body)
+	if err != nil {
+		return err
+	}
+	s := c.link.server
+	if err := s.commit(c.link)(func() error { return s.store.change(q) }); err != nil {
+		return err
+	}
+	return c.answer(nil)
+}
+
 func (t *specStore) write(spec *sandbox.Spec) error {
 	if t.path == "" {
 		return nil

@@ -81,6 +81,32 @@ func TestClaims(t *testing.T) {
 	}
 }
 
+// What changes of a spec is kept with the rest of it, by the served session only.
+func TestKeep(t *testing.T) {
+	t.Parallel()
+	b := newBox(t)
+	first := b.connect(agent.ClientConfig{})
+	spec := sandbox.Spec{Tenant: "t", Name: "n", Generation: "g", Env: map[string]string{"SECRET": "s3"}, TTL: 5000}
+	if _, err := first.Claim(t.Context(), agent.Claim{Boot: first.Hello().Boot, Epoch: 1, Spec: &spec}); err != nil {
+		t.Fatal(err)
+	}
+	want := agent.Kept{Egress: sandbox.Egress{Mode: sandbox.EgressAllowlist, Hosts: []string{"a.example"}}, Pin: true, TTL: 7000}
+	if err := first.Keep(t.Context(), want); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Keep(t.Context(), agent.Kept{Egress: sandbox.Egress{Mode: "what"}}); sandbox.CodeOf(err) != sandbox.Invalid {
+		t.Errorf("a mode that does not exist: %v", err)
+	}
+	second := b.connect(agent.ClientConfig{})
+	claimed, err := second.Claim(t.Context(), agent.Claim{Boot: second.Hello().Boot, Epoch: 2})
+	if err != nil || claimed.Spec == nil || !agent.KeptOf(claimed.Spec).Equal(want) || claimed.Spec.Env["SECRET"] != "s3" {
+		t.Fatalf("claimed %+v, %v", claimed.Spec, err)
+	}
+	if err := first.Keep(t.Context(), agent.Kept{}); err == nil {
+		t.Error("a superseded session changes the spec")
+	}
+}
+
 // A read that a newer session ends in its middle is cut off, not over: its error
 // must not pass for the end of the file.
 func TestSupersededReadIsNoEnd(t *testing.T) {

@@ -79,6 +79,7 @@ func FuzzAgent(f *testing.F) {
 	add(opHello, helloRequest{Newest: 1})
 	add(opClaim, Claim{Boot: "x", Epoch: 9})
 	add(opTunnel, tunnelRequest{On: true})
+	add(opKeep, Kept{Egress: sandbox.Egress{Mode: "none"}, Pin: true})
 	add(opRename, renameRequest{From: "/a", To: "/b"})
 	f.Add([]byte{})
 

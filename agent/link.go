@@ -158,6 +158,7 @@ var handlers = map[string]handler{
 	opSuspend:  handleSuspend,
 	opStats:    handleStats,
 	opTunnel:   handleTunnel,
+	opKeep:     handleKeep,
 	opForward:  handleForward,
 	opRead:     handleRead,
 	opWrite:    handleWrite,

@@ -1,6 +1,8 @@
 package agent
 
 import (
+	"slices"
+
 	"shoal/sandbox"
 )
 
@@ -35,7 +37,7 @@ const (
 	opRelease  = "release"
 	opSuspend  = "suspend"
 	opStats    = "stats"
-	opSpec     = "spec"
+	opKeep     = "keep"    // changes what the agent keeps of the spec
 	opTunnel   = "tunnel"  // switches egress through the stream on or off
 	opEgress   = "egress"  // opened by the agent: one connection out
 	opForward  = "forward" // one connection in
@@ -93,6 +95,22 @@ type Claim struct {
 	// Processes limits the user's processes and threads by resource limit
 	// where the engine cannot (gVisor); 0 = the engine does.
 	Processes int `json:"processes,omitempty"`
+}
+
+// Kept is the part of a spec that may change while the sandbox lives. The agent
+// keeps it with the rest, so that a lost record can be made anew.
+type Kept struct {
+	Egress sandbox.Egress       `json:"egress"`
+	Pin    bool                 `json:"pin,omitempty"`
+	TTL    sandbox.Milliseconds `json:"ttlMs,omitempty"`
+}
+
+// KeptOf returns the part of s that may change.
+func KeptOf(s *sandbox.Spec) Kept { return Kept{Egress: s.Egress, Pin: s.Pin, TTL: s.TTL} }
+
+// Equal reports whether both say the same.
+func (k Kept) Equal(o Kept) bool {
+	return k.Egress.Mode == o.Egress.Mode && slices.Equal(k.Egress.Hosts, o.Egress.Hosts) && k.Pin == o.Pin && k.TTL == o.TTL
 }
 
 // Claimed answers a [Claim].

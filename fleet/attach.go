@@ -146,6 +146,9 @@ func (b *box) claim(ctx context.Context, s *agent.Session) error {
 		return err
 	}
 	b.remember(ctx, claimed.Spec)
+	if claimed.Spec != nil && !agent.KeptOf(claimed.Spec).Equal(b.kept()) {
+		b.keepInside(ctx, s)
+	}
 	if b.tunnelOn() != claim.Tunnel {
 		b.restoreEgress()
 		if err := s.Tunnel(ctx, b.tunnelOn()); err != nil {
@@ -178,11 +181,25 @@ func (b *box) remember(ctx context.Context, kept *sandbox.Spec) {
 		spec = rec.Spec
 	}
 	err = b.change(ctx, func(r *kv.Record) error {
-		r.Spec, r.Egress, r.Rebuilt = spec, spec.Egress, false
+		r.Spec, r.Egress, r.Pin, r.TTL, r.Rebuilt = spec, spec.Egress, spec.Pin, spec.TTL, false
 		return nil
 	})
 	if err != nil {
 		b.log.WarnContext(ctx, "the spec that the sandbox keeps waits for the next attachment", "error", err)
+	}
+}
+
+// kept is what the agent should keep of the record.
+func (b *box) kept() agent.Kept {
+	rec := b.record()
+	return agent.Kept{Egress: rec.Egress, Pin: rec.Pin, TTL: rec.TTL}
+}
+
+// keepInside tells the agent what changed, so that a lost record can be made
+// anew as it is now. What fails is made good by the next attachment.
+func (b *box) keepInside(ctx context.Context, s *agent.Session) {
+	if err := s.Keep(ctx, b.kept()); err != nil {
+		b.log.WarnContext(ctx, "what the sandbox keeps of its spec is out of date until the next attachment", "error", err)
 	}
 }
 

@@ -99,6 +99,7 @@ func (w *Worker) egressSet(ctx context.Context, r *messaging.Request) (any, erro
 	if err != nil {
 		return nil, err
 	}
+	b.keepInside(ctx, s)
 	return want, b.applyEgress(ctx, s, want)
 }
 

@@ -172,8 +172,16 @@ func TestNK12LostBucketIsRebuilt(t *testing.T) {
 		info, err := r.client.Create(t.Context(), messaging.CreateRequest{
 			Name: sandbox.Name(fmt.Sprintf("s%d", i)), Metadata: map[string]string{"n": fmt.Sprint(i)},
 			Env: map[string]string{"SECRET": fmt.Sprint("e", i)}, Egress: sandbox.Egress{Mode: sandbox.EgressAllowlist, Hosts: []string{"example.com"}},
+			TTL: sandbox.Milliseconds(3_600_000 * (i + 1)),
 		})
 		if err != nil {
+			t.Fatal(err)
+		}
+		// What was changed since the create comes back as well.
+		if _, err := r.client.SetEgress(t.Context(), info.Target(), sandbox.Egress{Mode: sandbox.EgressAllowlist, Hosts: []string{"example.com", "since.example"}}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := r.client.Pin(t.Context(), info.Target(), i%2 == 0); err != nil {
 			t.Fatal(err)
 		}
 		r.run(messaging.Target{Sandbox: info.Name}, "echo kept > $HOME/file")
@@ -198,7 +206,10 @@ func TestNK12LostBucketIsRebuilt(t *testing.T) {
 			return false
 		}
 		for i, s := range list.Sandboxes {
-			if s.Metadata["n"] != fmt.Sprint(i) || len(s.Egress.Hosts) != 1 || s.Generation != before[i].Generation {
+			if s.Metadata["n"] != fmt.Sprint(i) || len(s.Egress.Hosts) != 2 || s.Pinned != (i%2 == 0) || s.Generation != before[i].Generation {
+				return false
+			}
+			if s.Expires == nil || s.Expires.Sub(*before[i].Expires).Abs() > 10*time.Second {
 				return false
 			}
 		}

@@ -262,7 +262,15 @@ func (w *Worker) pin(ctx context.Context, r *messaging.Request) (any, error) {
 		rec.Pin = body[messaging.PinRequest](r).Pin
 		return nil
 	})
-	return b.info(), err
+	if err != nil {
+		return nil, err
+	}
+	if b.record().State == kv.Running {
+		if s, err := b.attached(ctx, false); err == nil { // else the next attachment tells it
+			b.keepInside(ctx, s)
+		}
+	}
+	return b.info(), nil
 }
 
 func (w *Worker) wait(ctx context.Context, r *messaging.Request) (any, error) {

@@ -79,9 +79,6 @@ type CreateRequest struct {
 	Pin bool `json:"pin,omitempty"`
 }
 
-// maxTTL is the longest ttl of a sandbox.
-const maxTTL = 365 * 24 * time.Hour
-
 // Validate checks everything but the limits' upper bounds and the hosts'
 // meaning, which are the deployment's.
 func (r *CreateRequest) Validate() error {
@@ -90,9 +87,6 @@ func (r *CreateRequest) Validate() error {
 	}
 	if err := validateLeast(r.Limits); err != nil {
 		return err
-	}
-	if r.TTL < 0 || r.TTL > sandbox.Millis(maxTTL) {
-		return sandbox.InvalidField("ttlMs", "%d; allowed are 0 to %d", r.TTL, sandbox.Millis(maxTTL))
 	}
 	spec := r.Spec()
 	return spec.ValidateRequest()
@@ -103,7 +97,7 @@ func (r *CreateRequest) Validate() error {
 func (r *CreateRequest) Spec() sandbox.Spec {
 	return sandbox.Spec{
 		Name: r.Name, Image: r.Image, Limits: r.Limits, Egress: r.Egress,
-		Env: r.Env, Metadata: r.Metadata, Setup: r.Setup,
+		Env: r.Env, Metadata: r.Metadata, Setup: r.Setup, TTL: r.TTL, Pin: r.Pin,
 	}
 }
 

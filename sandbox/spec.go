@@ -3,6 +3,7 @@ package sandbox
 import (
 	"slices"
 	"strings"
+	"time"
 	"unicode/utf8"
 )
 
@@ -29,6 +30,10 @@ type Spec struct {
 	// Setup runs once, in order, before the sandbox is handed out; the first
 	// failure destroys it.
 	Setup []Setup `json:"setup,omitempty"`
+	// TTL destroys the sandbox after this time, whatever it does; 0 = never.
+	TTL Milliseconds `json:"ttlMs,omitempty"`
+	// Pin keeps it from idle suspension and destruction.
+	Pin bool `json:"pin,omitempty"`
 }
 
 // Setup is a command that prepares a new sandbox.
@@ -161,6 +166,9 @@ func (m EgressMode) Wider(ceiling EgressMode) bool {
 	return i < 0 || i > slices.Index(order, ceiling)
 }
 
+// MaxTTL is the longest ttl of a sandbox.
+const MaxTTL = 365 * 24 * time.Hour
+
 const (
 	maxEnv           = 256
 	maxEnvBytes      = 64 << 10
@@ -204,6 +212,9 @@ func (s *Spec) ValidateRequest() error {
 	}
 	if err := ValidateMetadata(s.Metadata); err != nil {
 		return err
+	}
+	if s.TTL < 0 || s.TTL > Millis(MaxTTL) {
+		return InvalidField("ttlMs", "%d; allowed are 0 to %d", s.TTL, Millis(MaxTTL))
 	}
 	if len(s.Setup) > maxSetup {
 		return InvalidField("setup", "%d commands, at most %d are allowed", len(s.Setup), maxSetup)
