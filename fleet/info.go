@@ -2,9 +2,11 @@ package fleet
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
+	"shoal/egress"
 	"shoal/kv"
 	"shoal/messaging"
 )
@@ -50,7 +52,23 @@ func (w *Worker) explain(ctx context.Context, r *messaging.Request) (any, error)
 	if err := w.visible(r, e); err != nil {
 		return nil, err
 	}
-	return messaging.ExplainAnswer{Info: describe(e.Value), Lines: w.sentences(e.Value, time.Now())}, nil
+	// What its egress came to is known to the owner alone.
+	if owner := messaging.WorkerID(e.Value.Owner); r.From == "" && owner != w.id && w.peers.alive(owner) {
+		if err := w.forward(ctx, r, owner); !errors.Is(err, messaging.ErrNoOwner) {
+			return nil, err
+		}
+	}
+	lines := w.sentences(e.Value, time.Now())
+	if b := w.peek(e.Key); b != nil && e.Value.Owner == string(w.id) && w.caps.EgressTunnel {
+		lines = append(lines, egressSentence(b.egress.Stats()))
+	}
+	return messaging.ExplainAnswer{Info: describe(e.Value), Lines: lines}, nil
+}
+
+// egressSentence tells what the proxy has seen of a sandbox.
+func egressSentence(s egress.Stats) string {
+	return fmt.Sprintf("Since its owner took it over, %d connections out were allowed, %d denied, %d failed, %d closed; %d are open; %d bytes went up, %d down.",
+		s.Allowed, s.Denied, s.Failed, s.Closed, s.Tunnels, s.BytesUp, s.BytesDown)
 }
 
 func (w *Worker) sentences(r kv.Record, now time.Time) []string {

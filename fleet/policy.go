@@ -3,6 +3,7 @@ package fleet
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 
 	"shoal/agent"
@@ -69,16 +70,19 @@ func (w *Worker) egressSet(ctx context.Context, r *messaging.Request) (any, erro
 	if err != nil {
 		return nil, err
 	}
-	want, err := w.egressOf(body[messaging.EgressSetRequest](r).Egress)
-	if err != nil {
-		return nil, err
-	}
 	release, err := b.gate.alone(ctx)
 	if err != nil {
 		return nil, err
 	}
 	defer release()
+	if err := b.own(ctx); err != nil { // the list to add to is this owner's
+		return nil, err
+	}
 	rec := b.record()
+	want, err := w.wanted(body[messaging.EgressSetRequest](r), rec.Egress)
+	if err != nil {
+		return nil, err
+	}
 	if (want.Mode == sandbox.EgressOpen) != (rec.Egress.Mode == sandbox.EgressOpen) {
 		return nil, sandbox.Errorf(sandbox.Unsupported, "a sandbox cannot change to or from open egress; create it anew").From(sandbox.FromWorker)
 	}
@@ -101,6 +105,23 @@ func (w *Worker) egressSet(ctx context.Context, r *messaging.Request) (any, erro
 	}
 	b.keepInside(ctx, s)
 	return want, b.applyEgress(ctx, s, want)
+}
+
+// wanted is the policy that a request asks for where now is in force.
+func (w *Worker) wanted(req *messaging.EgressSetRequest, now sandbox.Egress) (sandbox.Egress, error) {
+	if !req.Add {
+		return w.egressOf(req.Egress)
+	}
+	if now.Mode == sandbox.EgressOpen {
+		return now, sandbox.Errorf(sandbox.Conflict, "the sandbox may reach everything already; set an allowlist to narrow it").From(sandbox.FromWorker)
+	}
+	want := sandbox.Egress{Mode: sandbox.EgressAllowlist, Hosts: slices.Clone(now.Hosts)}
+	for _, h := range req.Egress.Hosts {
+		if !slices.Contains(want.Hosts, h) {
+			want.Hosts = append(want.Hosts, h)
+		}
+	}
+	return w.egressOf(want)
 }
 
 // egressGet answers with the policy, and with the counters where this worker

@@ -118,6 +118,13 @@ func (c *Client) SetEgress(ctx context.Context, t Target, e sandbox.Egress) (san
 	return call[sandbox.Egress](ctx, c, OpEgressSet, &EgressSetRequest{Target: t, Egress: e})
 }
 
+// AllowEgress adds hosts to the allowlist while the sandbox runs and returns the
+// policy in force. Others may add to it at the same time.
+func (c *Client) AllowEgress(ctx context.Context, t Target, hosts ...string) (sandbox.Egress, error) {
+	e := sandbox.Egress{Mode: sandbox.EgressAllowlist, Hosts: hosts}
+	return call[sandbox.Egress](ctx, c, OpEgressSet, &EgressSetRequest{Target: t, Egress: e, Add: true})
+}
+
 // Egress returns the egress policy in force and what came of it.
 func (c *Client) Egress(ctx context.Context, t Target) (EgressAnswer, error) {
 	return call[EgressAnswer](ctx, c, OpEgressGet, &EgressGetRequest{t})

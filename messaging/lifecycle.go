@@ -206,12 +206,18 @@ type ExplainAnswer struct {
 type EgressSetRequest struct {
 	Target
 	Egress sandbox.Egress `json:"egress"`
+	// Add adds the hosts of Egress, an allowlist, to the list in force. A sandbox
+	// with open egress is Conflict.
+	Add bool `json:"add,omitempty"`
 }
 
 // Validate checks every field.
 func (r *EgressSetRequest) Validate() error {
 	if err := r.Target.Validate(); err != nil {
 		return err
+	}
+	if r.Add && r.Egress.Mode != sandbox.EgressAllowlist {
+		return sandbox.InvalidField("add", "hosts are added to an allowlist; set egress.mode to allowlist")
 	}
 	return r.Egress.Validate()
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"shoal/messaging"
@@ -76,21 +75,7 @@ func (c *egressAllowCmd) Run(a *app) error {
 	if err != nil {
 		return err
 	}
-	now, err := client.Egress(a.ctx, c.target())
-	if err != nil {
-		return err
-	}
-	e := now.Egress
-	if e.Mode == sandbox.EgressOpen {
-		return sandbox.Errorf(sandbox.Conflict, "%s may reach everything; `shoal egress set %s allowlist …` narrows it", c.Sandbox, c.Sandbox)
-	}
-	for _, h := range c.Hosts {
-		if !slices.Contains(e.Hosts, h) {
-			e.Hosts = append(e.Hosts, h)
-		}
-	}
-	e.Mode = sandbox.EgressAllowlist
-	e, err = client.SetEgress(a.ctx, c.target(), e)
+	e, err := client.AllowEgress(a.ctx, c.target(), c.Hosts...)
 	return a.saidEgress(e, err)
 }
 
