@@ -11,6 +11,8 @@ import (
 	"strings"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"shoal/agent"
 	"shoal/sandbox"
 )
@@ -22,7 +24,8 @@ const (
 )
 
 // probe is what a command of the sandbox finds and can do, a fact a line. It
-// uses what bash has built in, so that it costs one start.
+// uses what bash has built in and forks for unshare alone: every create waits
+// for it.
 const probe = `
 while read -r k v; do
 	case $k in Uid:|Gid:|Groups:|Cap*:|NoNewPrivs:|Seccomp:) echo "$k" $v;; esac
@@ -31,8 +34,8 @@ try() { if "${@:2}" 2>/dev/null; then echo "$1: yes"; else echo "$1: no"; fi; }
 touches() { : < "$1"; }
 makes() { : >> "$1"; }
 n=3; while [ $n -lt 64 ]; do [ -L /proc/self/fd/$n ] && echo "descriptor: $n"; n=$((n+1)); done
-echo "umask: $(umask)"
-echo "core: $(ulimit -Hc)"
+printf 'umask: '; umask
+printf 'core: '; ulimit -Hc
 echo "cwd: $PWD"
 try signal kill -0 $AGENT
 try memory touches /proc/$AGENT/mem
@@ -46,7 +49,7 @@ exit 0
 `
 
 // terminalProbe looks at the terminal of a command that has one.
-const terminalProbe = `if : > "$(tty)"; then echo "terminal: yes"; else echo "terminal: no"; fi`
+const terminalProbe = `if : > /proc/self/fd/0; then echo "terminal: yes"; else echo "terminal: no"; fi`
 
 // promise is one line of the self-test.
 type promise struct {
@@ -105,12 +108,23 @@ func (h *Host) SelfTest(ctx context.Context) error {
 	ctx, stop := context.WithTimeout(ctx, probeTime)
 	defer stop()
 	f := facts{values: map[string]string{}}
-	if err := h.ask(ctx, &f, probe, nil); err != nil {
+	var said, saidOfTerminal string
+	g, gctx := errgroup.WithContext(ctx)
+	g.Go(func() (err error) {
+		said, f.mark, err = h.ask(gctx, probe, nil)
+		return err
+	})
+	g.Go(func() (err error) {
+		if saidOfTerminal, _, err = h.ask(gctx, terminalProbe, &sandbox.TTY{Rows: 24, Cols: 80}); err != nil {
+			return fmt.Errorf("with a terminal: %w", err)
+		}
+		return nil
+	})
+	if err := g.Wait(); err != nil {
 		return fmt.Errorf("self-test: %w", err)
 	}
-	if err := h.ask(ctx, &f, terminalProbe, &sandbox.TTY{Rows: 24, Cols: 80}); err != nil {
-		return fmt.Errorf("self-test with a terminal: %w", err)
-	}
+	f.add(said)
+	f.add(saidOfTerminal)
 	return f.judge()
 }
 
@@ -125,19 +139,19 @@ func (f *facts) judge() error {
 	return errors.Join(broken...)
 }
 
-// ask runs a probe and adds what it says.
-func (h *Host) ask(ctx context.Context, f *facts, script string, tty *sandbox.TTY) error {
+// ask runs a probe and returns what it says, and its mark.
+func (h *Host) ask(ctx context.Context, script string, tty *sandbox.TTY) (text string, mark int, err error) {
 	p, err := h.Start(ctx, agent.Program{
 		Argv: []string{"/bin/bash", "-c", script},
 		Env:  []string{"PATH=/usr/bin:/bin", "AGENT=" + strconv.Itoa(os.Getpid())},
 		Dir:  "/", TTY: tty,
 	})
 	if err != nil {
-		return err
+		return "", 0, err
 	}
 	defer p.Close()
-	if own, ok := p.(*process); ok && tty == nil {
-		f.mark = own.mark.Number()
+	if own, ok := p.(*process); ok {
+		mark = own.mark.Number()
 	}
 	// A terminal has no end under gVisor (2022), so its program's end must do.
 	read := make(chan struct{})
@@ -156,18 +170,15 @@ func (h *Host) ask(ctx context.Context, f *facts, script string, tty *sandbox.TT
 	close(read)
 	<-watching
 	if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
-		return fmt.Errorf("read what the probe says: %w", err)
+		return "", 0, fmt.Errorf("read what the probe says: %w", err)
 	}
 	select {
 	case <-p.Done():
 	case <-ctx.Done():
-		return fmt.Errorf("wait for the probe: %w", context.Cause(ctx))
+		return "", 0, fmt.Errorf("wait for the probe: %w", context.Cause(ctx))
 	}
-	if _, err := p.Finish(ctx); err != nil {
-		return err
-	}
-	f.add(string(said))
-	return nil
+	_, err = p.Finish(ctx)
+	return string(said), mark, err
 }
 
 func (f *facts) add(said string) {

@@ -97,9 +97,6 @@ func serve(ctx context.Context, log *slog.Logger, machine *host.Host, server *ag
 	defer wg.Wait()
 	defer stopReaping()
 
-	if err := machine.SelfTest(ctx); err != nil {
-		return err
-	}
 	proxy, err := new(net.ListenConfig).Listen(ctx, "tcp4", agent.ProxyAddress)
 	if err != nil {
 		return fmt.Errorf("take the proxy's address: %w", err)
@@ -110,6 +107,10 @@ func serve(ctx context.Context, log *slog.Logger, machine *host.Host, server *ag
 		return err
 	}
 	defer socket.Close()
+	// Who connects now is served once the test has passed.
+	if err := machine.SelfTest(ctx); err != nil {
+		return err
+	}
 
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	failed := make(chan error, 2)
