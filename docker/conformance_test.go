@@ -35,6 +35,7 @@ func conform(t *testing.T, runtime string) {
 			MissingImage: registry.Ref(t, "missing:1"),
 			ForeignImage: registry.Ref(t, "foreign:1"),
 			Real:         true,
+			Heavy:        runtime == docker.RuntimeRunc,
 			PidsLimit:    runtime == docker.RuntimeRunc,
 			Known:        knownFaults(t, runtime),
 		}

@@ -17,32 +17,54 @@ import (
 // box returns the shared sandbox, with a session that works.
 func (x *suite) box(t *testing.T) *attached {
 	t.Helper()
-	if x.shared == nil {
-		ctx, cancel := context.WithTimeout(t.Context(), 2*limit)
-		defer cancel()
-		h, err := x.Provider.Create(ctx, x.spec("shared"), nil)
-		if err != nil {
-			t.Fatalf("create the shared sandbox: %v", explain(err))
-		}
-		x.shared = &attached{x: x, h: h}
+	b := x.share(t, &x.shared, "shared")
+	if b.s == nil || b.s.Err() != nil {
+		b.attach(t)
 	}
-	if s := x.shared.s; s == nil || s.Err() != nil {
-		x.shared.attach(t)
-	}
-	return x.shared
+	return b
 }
 
-// close destroys the shared sandbox, after which nothing of the suite's is left.
+// nap returns the shared sandbox for cases that suspend it, awake, with a new
+// session and without a command.
+func (x *suite) nap(t *testing.T) *attached {
+	t.Helper()
+	b := x.share(t, &x.sleeper, "sleeper")
+	b.attach(t)
+	if _, err := b.s.Kill(t.Context(), sandbox.KillRequest{All: true}); err != nil {
+		t.Fatalf("clear the shared sandbox: %v", explain(err))
+	}
+	return b
+}
+
+// share returns the sandbox at place, which it makes at the first call.
+func (x *suite) share(t *testing.T, place **attached, name string) *attached {
+	t.Helper()
+	if *place == nil {
+		ctx, cancel := context.WithTimeout(t.Context(), 2*limit)
+		defer cancel()
+		spec := x.spec(name)
+		h, err := x.Provider.Create(ctx, spec, nil)
+		if err != nil {
+			t.Fatalf("create a shared sandbox: %v", explain(err))
+		}
+		*place = &attached{x: x, spec: spec, h: h}
+	}
+	return *place
+}
+
+// close destroys the shared sandboxes, after which nothing of the suite's is left.
 func (x *suite) close(t *testing.T) {
 	t.Helper()
-	if x.shared == nil {
-		return
-	}
-	if x.shared.s != nil {
-		_ = x.shared.s.Close()
-	}
-	if err := x.Provider.Destroy(t.Context(), x.shared.h); err != nil {
-		t.Errorf("destroy the shared sandbox: %v", explain(err))
+	for _, b := range []*attached{x.shared, x.sleeper} {
+		if b == nil {
+			continue
+		}
+		if b.s != nil {
+			_ = b.s.Close()
+		}
+		if err := x.Provider.Destroy(t.Context(), b.h); err != nil {
+			t.Errorf("destroy a shared sandbox: %v", explain(err))
+		}
 	}
 }
 
@@ -73,7 +95,7 @@ func (b *attached) attach(t *testing.T) {
 		_ = b.s.Close()
 	}
 	b.s = b.connect(t)
-	if b.x.shared != b {
+	if b != b.x.shared && b != b.x.sleeper {
 		s := b.s
 		t.Cleanup(func() { _ = s.Close() })
 	}

@@ -226,7 +226,7 @@ func fileFull(t *testing.T, x *suite) {
 		t.Skipf("this engine gives /tmp no small limit to reach (%d KiB free, %v)", free, err)
 	}
 	b.write(t, "/tmp/full/target", []byte("old text"))
-	b.output(t, "head -c 600M /dev/zero > /tmp/full/hog 2>/dev/null; true")
+	b.output(t, "head -c 1G /dev/zero > /tmp/full/hog 2>/dev/null; true")
 	_, err = b.s.WriteFile(t.Context(), "/tmp/full/target", sandbox.WriteOptions{Size: 8 << 20}, bytes.NewReader(make([]byte, 8<<20)))
 	wantError(t, err, sandbox.NoSpace)
 	b.wantFile(t, "/tmp/full/target", "old text")
@@ -305,7 +305,11 @@ func fileDangling(t *testing.T, x *suite) {
 
 func fileSizes(t *testing.T, x *suite) {
 	b := x.box(t)
-	for _, size := range []int{0, 1, 4095, 96 << 10, 128 << 10, 1 << 20, 24 << 20} {
+	sizes := []int{0, 1, 4095, 96 << 10, 128 << 10, 1 << 20}
+	if x.Heavy {
+		sizes = append(sizes, 64<<20)
+	}
+	for _, size := range sizes {
 		content := make([]byte, size)
 		_, _ = rand.Read(content) // never fails
 		b.write(t, "/workspace/sized", content)

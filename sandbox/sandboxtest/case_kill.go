@@ -3,7 +3,6 @@ package sandboxtest
 import (
 	"context"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -101,8 +100,7 @@ func killByTag(t *testing.T, x *suite) {
 // wantSleeps waits until n sleeps with this argument run.
 func (b *attached) wantSleeps(t *testing.T, argument string, n int) {
 	t.Helper()
-	count := `cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\0' ' ' | grep -o "slee[p] ` + argument + ` " | wc -l`
-	eventually(t, "the processes run", func() bool { return b.output(t, count) == strconv.Itoa(n) })
+	eventually(t, "the processes run", func() bool { return b.sleeps(t, argument) == n })
 }
 
 func killByID(t *testing.T, x *suite) {
@@ -184,7 +182,7 @@ func (x *suite) small(t *testing.T) *attached {
 	t.Helper()
 	spec := x.spec("small")
 	spec.Limits.CPU, spec.Limits.Pids = 0.5, sandbox.MinPids
-	b := &attached{x: x, h: x.create(t, spec)}
+	b := x.made(t, spec)
 	b.attach(t)
 	return b
 }

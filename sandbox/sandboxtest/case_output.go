@@ -183,11 +183,11 @@ func sameBytes(t *testing.T, x *suite) {
 
 func blocks(t *testing.T, x *suite) {
 	b := x.box(t)
-	c := command(sandbox.Command{Shell: "yes | head -c 30000000; echo over > over", Tag: "slow"})
+	c := command(sandbox.Command{Shell: "yes | head -c 9000000; echo over > over", Tag: "slow"})
 	st := b.start(t, c)
 	time.Sleep(700 * time.Millisecond) // nobody reads
 	if got := b.output(t, "cat over 2>/dev/null || echo waits"); got != "waits" {
-		t.Error("30 MB went somewhere although nobody read")
+		t.Error("9 MB went somewhere although nobody read")
 	}
 	k, err := b.s.Kill(t.Context(), sandbox.KillRequest{Tags: []sandbox.Tag{"slow"}})
 	if err != nil || len(k.Survivors) > 0 {
@@ -200,9 +200,9 @@ func blocks(t *testing.T, x *suite) {
 }
 
 func drops(t *testing.T, x *suite) {
-	const size = 30_000_000
+	const size = 9_000_000
 	b := x.box(t)
-	st := b.start(t, sandbox.Command{Shell: "yes | head -c 30000000; echo over > dropped", Overflow: sandbox.OverflowDrop})
+	st := b.start(t, sandbox.Command{Shell: "yes | head -c 9000000; echo over > dropped", Overflow: sandbox.OverflowDrop})
 	eventually(t, "the command ends although nobody reads", func() bool { return b.output(t, "cat dropped 2>/dev/null || true") == "over" })
 	r := drain(t, st)
 	r.wantCode(t, 0)
@@ -265,9 +265,9 @@ func followEnded(t *testing.T, x *suite) {
 }
 
 func bulk(t *testing.T, x *suite) {
-	size := int64(64 << 20)
-	if !x.PidsLimit { // gVisor is 15 times slower
-		size = 8 << 20
+	size := int64(8 << 20)
+	if x.Heavy {
+		size = 64 << 20
 	}
 	b := x.box(t)
 	st := b.start(t, sandbox.Command{Shell: fmt.Sprintf("head -c %d /dev/zero | tr '\\0' z", size), Timeout: 60_000})
@@ -297,37 +297,46 @@ func bulk(t *testing.T, x *suite) {
 	}
 }
 
-// many runs short commands, 16 at a time where the engine bears it, beside long
-// ones that go on through all of it.
+// many runs short commands, several at a time where the engine bears it, beside
+// long ones that go on through all of it.
 func many(t *testing.T, x *suite) {
-	short, atOnce := 100, 1
-	if x.PidsLimit { // gVisor's release of 2022 dies of many at once
-		short, atOnce = 2000, 16
+	short, long, atOnce := 100, 5, 1 // gVisor's release of 2022 dies of many at once
+	if x.PidsLimit {
+		atOnce = 16
+	}
+	if whole {
+		short, long = 2000, 50
 	}
 	b := x.box(t)
-	long := make([]*agent.Stream, 10)
-	for i := range long {
-		long[i] = b.start(t, sandbox.Command{Shell: "for i in 1 2 3 4 5; do echo $i; sleep 0.4; done"})
+	const lines = "1\n2\n3\n4\n5\n"
+	streams := make([]*agent.Stream, long)
+	for i := range streams {
+		streams[i] = b.start(t, sandbox.Command{Shell: "for i in 1 2 3 4 5; do echo $i; sleep 0.4; done", Timeout: sandbox.Millis(20 * limit)})
 	}
+	inParallel(atOnce, short, func(i int) { b.one(t, i) })
+	for _, st := range streams {
+		if r := drain(t, st); r.out.String() != lines {
+			t.Errorf("a long command printed %q, end %s", r.out.String(), show(r.end))
+		}
+	}
+}
+
+// inParallel calls fn for 0 to n-1, so many at a time.
+func inParallel(atOnce, n int, fn func(int)) {
 	var wg sync.WaitGroup
 	next := make(chan int)
 	for range atOnce {
 		wg.Go(func() {
 			for i := range next {
-				b.one(t, i)
+				fn(i)
 			}
 		})
 	}
-	for i := range short {
+	for i := range n {
 		next <- i
 	}
 	close(next)
 	wg.Wait()
-	for _, st := range long {
-		if r := drain(t, st); r.out.String() != "1\n2\n3\n4\n5\n" {
-			t.Errorf("a long command printed %q, end %s", r.out.String(), show(r.end))
-		}
-	}
 }
 
 // one runs a command whose output and code tell it from the others. It may be

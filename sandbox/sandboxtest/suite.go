@@ -2,6 +2,7 @@ package sandboxtest
 
 import (
 	"context"
+	"os"
 	"testing"
 	"time"
 
@@ -23,6 +24,9 @@ type Subject struct {
 	// PidsLimit says that the engine bounds the processes of a sandbox by a
 	// cgroup (runc).
 	PidsLimit bool
+	// Heavy runs the cases about numbers with large ones. Each such promise is
+	// the agent's and the same on every engine, so that one subject is enough.
+	Heavy bool
 	// Known are cases that the engine itself fails: the case's name → why. They
 	// are skipped.
 	Known map[string]string
@@ -30,6 +34,10 @@ type Subject struct {
 
 // limit bounds each wait of a case; generous, as other tests may use the machine.
 const limit = time.Minute
+
+// whole reports whether cases about long times and large numbers run in full
+// length, as `make whole` asks for. The assertions are the same either way.
+var whole = os.Getenv("SHOAL_WHOLE") != ""
 
 // Case is one promise.
 type Case struct {
@@ -79,23 +87,25 @@ func Run(t *testing.T, setup func(t *testing.T) Subject) {
 
 func isReal(s *Subject) bool { return s.Real }
 
-// suite runs cases; those that need no sandbox of their own share one.
+// suite runs cases. Those that need no sandbox of their own share two: one that
+// runs all the time, and one that is suspended, woken and reset.
 type suite struct {
 	Subject
-	shared *attached
+	shared, sleeper *attached
 }
 
 // attached is a sandbox with the session of its present owner.
 type attached struct {
-	x *suite
-	h sandbox.Handle
-	s *agent.Session
+	x    *suite
+	spec sandbox.Spec
+	h    sandbox.Handle
+	s    *agent.Session
 }
 
 func (x *suite) spec(name string) sandbox.Spec {
 	return sandbox.Spec{
 		Tenant: "conformance", Name: sandbox.Name(name), Generation: sandbox.NewID(), Bucket: "bucket-c", Image: x.Image,
-		Limits: sandbox.Limits{CPU: 1, MemoryMB: 512, DiskMB: 512, Pids: 256},
+		Limits: sandbox.Limits{CPU: 1, MemoryMB: 512, DiskMB: 64, Pids: 256},
 		Egress: sandbox.Egress{Mode: sandbox.EgressNone},
 	}
 }
@@ -122,7 +132,13 @@ func (x *suite) create(t *testing.T, spec sandbox.Spec) sandbox.Handle {
 // fresh returns a new sandbox, attached.
 func (x *suite) fresh(t *testing.T) *attached {
 	t.Helper()
-	b := &attached{x: x, h: x.create(t, x.spec("fresh"))}
+	b := x.made(t, x.spec("fresh"))
 	b.attach(t)
 	return b
+}
+
+// made returns a new sandbox that nobody has attached to.
+func (x *suite) made(t *testing.T, spec sandbox.Spec) *attached {
+	t.Helper()
+	return &attached{x: x, spec: spec, h: x.create(t, spec)}
 }
