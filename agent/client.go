@@ -52,9 +52,10 @@ type Session struct {
 	egress *semaphore.Weighted
 	wg     sync.WaitGroup
 
-	once sync.Once
-	done chan struct{}
-	err  error // why it ended; written before done is closed
+	once   sync.Once
+	done   chan struct{}
+	err    error // why it ended; written before done is closed
+	unread error // what ended the reading; acceptLoop's, until wg is done
 }
 
 // errClosed is the cause of a session that this end closed.
@@ -86,6 +87,9 @@ func Connect(ctx context.Context, rwc io.ReadWriteCloser, cfg ClientConfig) (*Se
 	if err := s.greet(ctx); err != nil {
 		s.end(err)
 		s.wg.Wait()
+		if e, ok := errors.AsType[*sandbox.Error](s.unread); ok { // what carries the stream says why
+			return nil, e
+		}
 		return nil, err
 	}
 	return s, nil
@@ -151,6 +155,7 @@ func (s *Session) acceptLoop() {
 	for {
 		stream, err := s.mux.AcceptStream()
 		if err != nil {
+			s.unread = err
 			s.end(s.broken(err))
 			return
 		}

@@ -55,9 +55,9 @@ func (s *Session) Remove(ctx context.Context, path string, all bool) error {
 	return s.call(ctx, opRemove, pathRequest{Path: path, All: all}, nil)
 }
 
-// Rename renames a file or directory; an existing file is replaced.
-func (s *Session) Rename(ctx context.Context, from, to string) error {
-	return s.call(ctx, opRename, renameRequest{From: from, To: to}, nil)
+// Rename renames a file or directory. An existing file is replaced, or is Exists.
+func (s *Session) Rename(ctx context.Context, from, to string, replace bool) error {
+	return s.call(ctx, opRename, renameRequest{From: from, To: to, Fresh: !replace}, nil)
 }
 
 // FileReader reads a file's content, or a tar. It belongs to one goroutine and
@@ -159,10 +159,13 @@ func (s *Session) WriteFile(ctx context.Context, path string, o sandbox.WriteOpt
 	return a.Info, s.checkFile(&a.Info)
 }
 
-// Unpack makes the entries of a tar below a directory.
-func (s *Session) Unpack(ctx context.Context, path string, r io.Reader) error {
-	_, err := s.upload(ctx, opUnpack, pathRequest{Path: path}, r)
-	return err
+// Unpack makes the entries of a tar below a directory, and counts them.
+func (s *Session) Unpack(ctx context.Context, path string, r io.Reader) (entries int, err error) {
+	a, err := s.upload(ctx, opUnpack, pathRequest{Path: path}, r)
+	if err == nil && a.Entries < 0 {
+		err = s.lied("a negative number of entries")
+	}
+	return a.Entries, err
 }
 
 // upload sends r while it waits for the one answer, which may come early: a

@@ -39,9 +39,9 @@ func (noFiles) Stat(context.Context, string, bool) (sandbox.FileInfo, error) {
 func (noFiles) List(context.Context, string, sandbox.ListOptions) (sandbox.FileList, error) {
 	return sandbox.FileList{}, errNoFile
 }
-func (noFiles) Mkdir(context.Context, string, uint32) error  { return errNoFile }
-func (noFiles) Remove(context.Context, string, bool) error   { return errNoFile }
-func (noFiles) Rename(context.Context, string, string) error { return errNoFile }
+func (noFiles) Mkdir(context.Context, string, uint32) error        { return errNoFile }
+func (noFiles) Remove(context.Context, string, bool) error         { return errNoFile }
+func (noFiles) Rename(context.Context, string, string, bool) error { return errNoFile }
 func (noFiles) Read(context.Context, string, sandbox.ReadOptions, io.Writer) (ReadResult, error) {
 	return ReadResult{}, errNoFile
 }
@@ -51,9 +51,9 @@ func (noFiles) Write(_ context.Context, _ string, _ sandbox.WriteOptions, r io.R
 	return sandbox.FileInfo{}, err
 }
 func (noFiles) Pack(context.Context, string, io.Writer) error { return errNoFile }
-func (noFiles) Unpack(_ context.Context, _ string, r io.Reader, _ Commit) error {
+func (noFiles) Unpack(_ context.Context, _ string, r io.Reader, _ Commit) (int, error) {
 	_, err := io.Copy(io.Discard, r)
-	return err
+	return 0, err
 }
 
 // FuzzAgent sends a claimed agent a stream of any content: it must neither

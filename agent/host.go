@@ -101,7 +101,7 @@ type Files interface {
 	List(ctx context.Context, path string, o sandbox.ListOptions) (sandbox.FileList, error)
 	Mkdir(ctx context.Context, path string, mode uint32) error
 	Remove(ctx context.Context, path string, all bool) error
-	Rename(ctx context.Context, from, to string) error
+	Rename(ctx context.Context, from, to string, replace bool) error
 	// Read writes the content to w.
 	Read(ctx context.Context, path string, o sandbox.ReadOptions, w io.Writer) (ReadResult, error)
 	// Write replaces a file by what r holds. commit is called right around the
@@ -109,8 +109,8 @@ type Files interface {
 	Write(ctx context.Context, path string, o sandbox.WriteOptions, r io.Reader, commit Commit) (sandbox.FileInfo, error)
 	// Pack writes a directory as tar.
 	Pack(ctx context.Context, path string, w io.Writer) error
-	// Unpack makes the entries of a tar below a directory.
-	Unpack(ctx context.Context, path string, r io.Reader, commit Commit) error
+	// Unpack makes the entries of a tar below a directory, and counts them.
+	Unpack(ctx context.Context, path string, r io.Reader, commit Commit) (entries int, err error)
 }
 
 // Commit runs the step that makes an operation take effect, unless the caller

@@ -401,3 +401,27 @@ func TestSaysWhatTheAgentSaid(t *testing.T) {
 		t.Errorf("an error ended the session: %v", s.Err())
 	}
 }
+
+// brokenStream cannot be read, and says why.
+type brokenStream struct {
+	net.Conn
+	why error
+}
+
+func (s brokenStream) Read([]byte) (int, error)    { return 0, s.why }
+func (s brokenStream) Write(p []byte) (int, error) { return len(p), nil }
+
+// TestStreamThatNeverWorked: what carries the stream knows best why no agent
+// answers, and whether to try again.
+func TestStreamThatNeverWorked(t *testing.T) {
+	t.Parallel()
+	why := sandbox.Errorf(sandbox.Engine, "no process is left").Because("attach").From(sandbox.FromEngine)
+	for range 20 { // two goroutines see it, in either order
+		ours, theirs := net.Pipe()
+		_, err := Connect(t.Context(), brokenStream{ours, why}, ClientConfig{})
+		if e := sandbox.AsError(err); e == nil || e.Code != sandbox.Engine || e.Reason != "attach" {
+			t.Errorf("%v, want what the stream said", err)
+		}
+		_ = theirs.Close()
+	}
+}

@@ -256,6 +256,8 @@ type (
 	renameRequest struct {
 		From string `json:"from"`
 		To   string `json:"to"`
+		// Fresh refuses a target that exists.
+		Fresh bool `json:"fresh,omitempty"`
 	}
 	// readEnd closes a read.
 	readEnd struct {
@@ -264,7 +266,8 @@ type (
 	}
 	// wrote answers a write or unpack.
 	wrote struct {
-		Info sandbox.FileInfo `json:"info"`
+		Info    sandbox.FileInfo `json:"info"`
+		Entries int              `json:"entries,omitempty"` // of an archive
 	}
 	nothing struct{}
 )

@@ -92,7 +92,7 @@ func handleRename(c *channel, body []byte) error {
 		return err
 	}
 	s := c.link.server
-	err = s.commit(c.link)(func() error { return s.host.Files().Rename(c.link.ctx, q.From, q.To) })
+	err = s.commit(c.link)(func() error { return s.host.Files().Rename(c.link.ctx, q.From, q.To, !q.Fresh) })
 	if err != nil {
 		return err
 	}
@@ -159,10 +159,11 @@ func handleUnpack(c *channel, body []byte) error {
 		return err
 	}
 	s := c.link.server
-	if err := s.host.Files().Unpack(c.link.ctx, q.Path, &upload{frames: c.reader}, s.commit(c.link)); err != nil {
+	entries, err := s.host.Files().Unpack(c.link.ctx, q.Path, &upload{frames: c.reader}, s.commit(c.link))
+	if err != nil {
 		return err
 	}
-	return c.answer(wrote{})
+	return c.answer(wrote{Entries: entries})
 }
 
 // Write sends p as raw bytes: a channel is where a read's content goes. The

@@ -14,6 +14,13 @@ import (
 // attachFor bounds one attachment, waking included.
 const attachFor = 60 * time.Second
 
+// attachAgainFor bounds the tries to attach where the engine cannot start a
+// program in the sandbox, attachAgain lies between two of them.
+const (
+	attachAgainFor = 30 * time.Second
+	attachAgain    = 50 * time.Millisecond
+)
+
 // helloFor bounds the wait for the agent's first word. It is generous: on a
 // machine that starts many containers at once it takes seconds.
 const helloFor = 30 * time.Second
@@ -72,11 +79,7 @@ func errGone(rec kv.Record) error {
 // claimed by a stale owner, for whom the swap fails.
 func (b *box) attach(ctx context.Context, wake bool) (*agent.Session, error) {
 	made := b.record().State != kv.Creating
-	stream, err := b.w.provider.Attach(ctx, b.record().Handle, wake)
-	if err != nil {
-		return nil, b.attachFailed(ctx, err)
-	}
-	s, err := agent.Connect(ctx, stream, agent.ClientConfig{Egress: b.serveEgress, HelloTimeout: helloFor})
+	s, err := b.connect(ctx, wake)
 	if err != nil {
 		return nil, err
 	}
@@ -100,6 +103,31 @@ func (b *box) attach(ctx context.Context, wake bool) (*agent.Session, error) {
 	}
 	b.log.InfoContext(ctx, "attached", "epoch", b.record().Epoch, "boot", s.Hello().Boot)
 	return s, nil
+}
+
+// connect opens a stream to the agent. Where the processes of the sandbox are
+// used up, the engine's own program that enters it finds no thread in most of its
+// tries (runc 1.1.5), so it is tried again within the time of an attachment.
+func (b *box) connect(ctx context.Context, wake bool) (*agent.Session, error) {
+	for begun := time.Now(); ; {
+		stream, err := b.w.provider.Attach(ctx, b.record().Handle, wake)
+		if err != nil {
+			err = b.attachFailed(ctx, err)
+		} else {
+			var s *agent.Session
+			if s, err = agent.Connect(ctx, stream, agent.ClientConfig{Egress: b.serveEgress, HelloTimeout: helloFor}); err == nil {
+				return s, nil
+			}
+		}
+		if e := sandbox.AsError(err); e.Code != sandbox.Engine || e.Reason != "attach" || time.Since(begun) > attachAgainFor {
+			return nil, err
+		}
+		select {
+		case <-ctx.Done():
+			return nil, err
+		case <-time.After(attachAgain):
+		}
+	}
 }
 
 func (b *box) claim(ctx context.Context, s *agent.Session) error {

@@ -143,12 +143,13 @@ func (w *Worker) tarPut(ctx context.Context, r *messaging.Request) (any, error) 
 	if err != nil {
 		return nil, err
 	}
-	counted := &countingReader{}
-	err = b.upload(ctx, r, func(ctx context.Context, s *agent.Session, in io.Reader) error {
+	counted, entries := &countingReader{}, 0
+	err = b.upload(ctx, r, func(ctx context.Context, s *agent.Session, in io.Reader) (err error) {
 		counted.r = in
-		return s.Unpack(ctx, req.Path, counted)
+		entries, err = s.Unpack(ctx, req.Path, counted)
+		return err
 	})
-	return messaging.TarPutAnswer{Bytes: counted.n}, err
+	return messaging.TarPutAnswer{Entries: entries, Bytes: counted.n}, err
 }
 
 type countingReader struct {
@@ -199,12 +200,7 @@ func (w *Worker) removeFile(ctx context.Context, r *messaging.Request) (any, err
 func (w *Worker) rename(ctx context.Context, r *messaging.Request) (any, error) {
 	req := body[messaging.RenameRequest](r)
 	return messaging.Done{}, w.onceOnFiles(ctx, r, func(ctx context.Context, s *agent.Session) error {
-		if !req.Replace {
-			if _, err := s.Stat(ctx, req.To, false); err == nil {
-				return sandbox.Errorf(sandbox.Exists, "the target exists; set replace").From(sandbox.FromSandbox)
-			}
-		}
-		return s.Rename(ctx, req.Path, req.To)
+		return s.Rename(ctx, req.Path, req.To, req.Replace)
 	})
 }
 

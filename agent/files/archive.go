@@ -151,33 +151,33 @@ func (p *packer) file(ctx context.Context, file *os.File, header *tar.Header) er
 // are replaced one by one; what an archive that breaks off has brought stays.
 // Nothing is put outside of the directory, through no link. Owners in the archive
 // are ignored, modes masked with 0777.
-func (f *Files) Unpack(ctx context.Context, dir string, r io.Reader, commit agent.Commit) error {
+func (f *Files) Unpack(ctx context.Context, dir string, r io.Reader, commit agent.Commit) (entries int, err error) {
 	if err := f.check(dir); err != nil {
-		return err
+		return 0, err
 	}
 	p, err := f.openPlace(ctx, dir, commit)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	defer p.root.Close()
 	u := &unpacker{files: f, place: p, dir: dir}
 	archive := tar.NewReader(r)
-	for range maxEntries {
+	for ; entries < maxEntries; entries++ {
 		header, err := archive.Next()
 		if errors.Is(err, io.EOF) {
-			return nil
+			return entries, nil
 		}
 		if errors.Is(err, tar.ErrHeader) {
-			return sandbox.Errorf(sandbox.Invalid, "the archive is damaged").Wrap(err)
+			return entries, sandbox.Errorf(sandbox.Invalid, "the archive is damaged").Wrap(err)
 		}
 		if err == nil {
 			err = u.entry(ctx, header, archive)
 		}
 		if err != nil {
-			return told("unpack", err)
+			return entries, told("unpack", err)
 		}
 	}
-	return sandbox.Errorf(sandbox.TooLarge, "more than %d entries", maxEntries)
+	return entries, sandbox.Errorf(sandbox.TooLarge, "more than %d entries", maxEntries)
 }
 
 // openPlace opens the folder to unpack into.

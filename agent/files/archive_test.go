@@ -63,7 +63,7 @@ func archives(t *testing.T) {
 	}
 	b.mustWrite(t, to+"/file", "is replaced")
 	b.mustWrite(t, to+"/stays", "stays")
-	if err := b.Unpack(t.Context(), to, &buf, direct); err != nil {
+	if err := b.unpack(t.Context(), to, &buf, direct); err != nil {
 		t.Fatalf("unpack: %v", err)
 	}
 	b.holds(t, to+"/file", "content")
@@ -105,7 +105,7 @@ func hostileArchives(t *testing.T) {
 		"a device":         {{name: "d", kind: tar.TypeBlock}},
 		"a FIFO":           {{name: "d", kind: tar.TypeFifo}},
 	} {
-		err := b.Unpack(t.Context(), b.path("in-"+strings.ReplaceAll(name, " ", "")), archive(t, entries...), direct)
+		err := b.unpack(t.Context(), b.path("in-"+strings.ReplaceAll(name, " ", "")), archive(t, entries...), direct)
 		if code := sandbox.CodeOf(err); code != sandbox.Invalid && code != sandbox.Permission {
 			t.Errorf("%s: got %v", name, err)
 		}
@@ -113,17 +113,17 @@ func hostileArchives(t *testing.T) {
 	b.holds(t, b.path("outside"), "old")
 	wantCode(t, "made", second(b.Stat(t.Context(), b.path("made"), false)), sandbox.NotFound)
 	// A link at an entry's name is replaced, not followed.
-	err := b.Unpack(t.Context(), b.path("in"), archive(t, entry{name: "l", link: "../outside", kind: tar.TypeSymlink}, entry{name: "l", content: "new"}), direct)
+	err := b.unpack(t.Context(), b.path("in"), archive(t, entry{name: "l", link: "../outside", kind: tar.TypeSymlink}, entry{name: "l", content: "new"}), direct)
 	if err != nil {
 		t.Errorf("over a link: %v", err)
 	}
 	b.holds(t, b.path("outside"), "old")
 	b.holds(t, b.path("in/l"), "new")
 	whole, _ := io.ReadAll(archive(t, entry{name: "one", content: "1"}, entry{name: "two", content: strings.Repeat("2", 9000)}))
-	if err := b.Unpack(t.Context(), b.path("cut"), bytes.NewReader(whole[:4000]), direct); err == nil {
+	if err := b.unpack(t.Context(), b.path("cut"), bytes.NewReader(whole[:4000]), direct); err == nil {
 		t.Error("a cut archive was taken for whole")
 	}
 	wantCode(t, "cut file", second(b.Stat(t.Context(), b.path("cut/two"), false)), sandbox.NotFound)
-	wantCode(t, "no archive", b.Unpack(t.Context(), b.path("no"), strings.NewReader(strings.Repeat("x", 2000)), direct), sandbox.Invalid)
+	wantCode(t, "no archive", b.unpack(t.Context(), b.path("no"), strings.NewReader(strings.Repeat("x", 2000)), direct), sandbox.Invalid)
 	b.clean(t)
 }

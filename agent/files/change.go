@@ -164,8 +164,9 @@ func removeContent(ctx context.Context, dir int, name string, depth int) error {
 }
 
 // Rename implements agent.Files: as rename(2), which replaces a file or an
-// empty directory and needs one file system.
-func (f *Files) Rename(ctx context.Context, from, to string) error {
+// empty directory and needs one file system. Without replace a target that exists
+// is Exists, and nobody's file is lost to a race for the name.
+func (f *Files) Rename(ctx context.Context, from, to string, replace bool) error {
 	if err := f.checkChange(from); err != nil {
 		return err
 	}
@@ -176,9 +177,24 @@ func (f *Files) Rename(ctx context.Context, from, to string) error {
 	newName, toSkills := skill(to)
 	switch {
 	case fromSkills && toSkills:
-		return f.changeSkills("rename", func(root *os.Root) error { return root.Rename(oldName, newName) }, oldName, newName)
+		return f.changeSkills("rename", func(root *os.Root) error { return renameSkill(root, oldName, newName, replace) }, oldName, newName)
 	case fromSkills || toSkills:
 		return told("rename", unix.EXDEV)
 	}
-	return f.asUser(ctx, "rename", func() error { return os.Rename(f.real(from), f.real(to)) })
+	return f.asUser(ctx, "rename", func() error { return rename(f.real(from), f.real(to), replace) })
+}
+
+func rename(from, to string, replace bool) error {
+	if replace {
+		return os.Rename(from, to)
+	}
+	err := unix.Renameat2(unix.AT_FDCWD, from, unix.AT_FDCWD, to, unix.RENAME_NOREPLACE)
+	if !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.ENOSYS) {
+		return err
+	}
+	// A file system or a gVisor without that flag: look first.
+	if _, err := os.Lstat(to); err == nil {
+		return unix.EEXIST
+	}
+	return os.Rename(from, to)
 }

@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"shoal/agent"
 	"shoal/agent/boxtest"
 	"shoal/agent/files"
 	"shoal/agent/threads"
@@ -33,6 +34,12 @@ type box struct {
 	dir    string // a fresh folder of the user, as the sandbox sees it
 	real   func(path string) string
 	user   threads.Runner
+}
+
+// unpack is Unpack where only its error matters.
+func (b *box) unpack(ctx context.Context, path string, r io.Reader, commit agent.Commit) error {
+	_, err := b.Unpack(ctx, path, r, commit)
+	return err
 }
 
 func setup(t *testing.T) *box {
@@ -353,7 +360,7 @@ func refusedCommit(t *testing.T) {
 	wantCode(t, "write", err, sandbox.Fenced)
 	_, err = b.Write(t.Context(), "/skills/refused", sandbox.WriteOptions{Size: -1}, strings.NewReader("new"), refuse)
 	wantCode(t, "write a skill", err, sandbox.Fenced)
-	err = b.Unpack(t.Context(), b.dir, archive(t, entry{name: "file", content: "new"}), refuse)
+	err = b.unpack(t.Context(), b.dir, archive(t, entry{name: "file", content: "new"}), refuse)
 	wantCode(t, "unpack", err, sandbox.Fenced)
 	b.holds(t, path, "old")
 	wantCode(t, "the skill", second(b.Stat(t.Context(), "/skills/refused", false)), sandbox.NotFound)
@@ -479,15 +486,22 @@ func changes(t *testing.T) {
 		t.Errorf("remove a tree: %v", err)
 	}
 	b.mustWrite(t, b.path("other"), "2")
-	if err := b.Rename(t.Context(), b.path("file"), b.path("other")); err != nil {
+	if err := b.Rename(t.Context(), b.path("file"), b.path("other"), true); err != nil {
 		t.Errorf("rename: %v", err)
 	}
 	b.holds(t, b.path("other"), "1")
-	wantCode(t, "rename nothing", b.Rename(t.Context(), b.path("file"), b.path("x")), sandbox.NotFound)
+	if err := b.Mkdir(t.Context(), b.path("taken"), 0); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, "rename onto what is there", b.Rename(t.Context(), b.path("other"), b.path("taken"), false), sandbox.Exists)
+	if err := errors.Join(b.Rename(t.Context(), b.path("other"), b.path("file"), false), b.Rename(t.Context(), b.path("file"), b.path("other"), true)); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, "rename nothing", b.Rename(t.Context(), b.path("file"), b.path("x"), true), sandbox.NotFound)
 	for _, path := range []string{"/", "/workspace", "/skills", "/tmp"} {
 		wantCode(t, "remove "+path, b.Remove(t.Context(), path, true), sandbox.Permission)
-		wantCode(t, "rename "+path, b.Rename(t.Context(), path, b.path("x")), sandbox.Permission)
-		wantCode(t, "rename to "+path, b.Rename(t.Context(), b.path("other"), path), sandbox.Permission)
+		wantCode(t, "rename "+path, b.Rename(t.Context(), path, b.path("x"), true), sandbox.Permission)
+		wantCode(t, "rename to "+path, b.Rename(t.Context(), b.path("other"), path, true), sandbox.Permission)
 		wantCode(t, "write "+path, second(b.write(t, path, "x")), sandbox.Permission)
 	}
 }

@@ -30,7 +30,7 @@ func fullDisk(t *testing.T) {
 	}
 	b.mustWrite(t, path, "short")
 	b.holds(t, path, "short")
-	wantCode(t, "to another file system", b.Rename(t.Context(), path, b.path("x")), sandbox.Unsupported)
+	wantCode(t, "to another file system", b.Rename(t.Context(), path, b.path("x"), true), sandbox.Unsupported)
 }
 
 type zeros struct{}
@@ -61,8 +61,8 @@ func plantedLinks(t *testing.T) {
 		"list the agent's room":    second(b.List(t.Context(), b.path("opt"), sandbox.ListOptions{})),
 		"mkdir in etc":             b.Mkdir(t.Context(), b.path("etc/planted"), 0),
 		"remove passwd":            b.Remove(t.Context(), b.path("etc/passwd"), true),
-		"rename passwd":            b.Rename(t.Context(), b.path("etc/passwd"), b.path("etc/x")),
-		"unpack into etc":          b.Unpack(t.Context(), b.path("etc"), archive(t, entry{name: "planted", content: "x"}), direct),
+		"rename passwd":            b.Rename(t.Context(), b.path("etc/passwd"), b.path("etc/x"), true),
+		"unpack into etc":          b.unpack(t.Context(), b.path("etc"), archive(t, entry{name: "planted", content: "x"}), direct),
 		"the agent's memory":       second(b.read(t, b.path("self/mem"))),
 	} {
 		wantCode(t, what, err, sandbox.Permission)

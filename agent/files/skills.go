@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"syscall"
 
 	"shoal/agent"
 	"shoal/agent/threads"
@@ -38,6 +39,15 @@ func (f *Files) changeSkills(what string, change func(*os.Root) error, names ...
 	}
 	defer root.Close()
 	return told(what, change(root))
+}
+
+// renameSkill needs no help of the kernel: only the agent writes here, one
+// change at a time.
+func renameSkill(root *os.Root, from, to string, replace bool) error {
+	if _, err := root.Lstat(to); err == nil && !replace {
+		return syscall.EEXIST
+	}
+	return root.Rename(from, to)
 }
 
 func removeSkill(root *os.Root, name string, all bool) error {

@@ -26,11 +26,12 @@ func skills(t *testing.T) {
 	if err := b.Mkdir(t.Context(), "/skills/b/c", 0o777); err != nil {
 		t.Error(err)
 	}
-	if err := b.Rename(t.Context(), "/skills/a/text", "/skills/b/text"); err != nil {
+	if err := b.Rename(t.Context(), "/skills/a/text", "/skills/b/text", true); err != nil {
 		t.Error(err)
 	}
-	wantCode(t, "rename out", b.Rename(t.Context(), "/skills/b/text", b.path("x")), sandbox.Unsupported)
-	if err := b.Unpack(t.Context(), "/skills/un", archive(t, entry{name: "d/f", content: "1", mode: 0o777}, entry{name: "l", link: "d/f", kind: tar.TypeSymlink}), direct); err != nil {
+	wantCode(t, "rename onto what is there", b.Rename(t.Context(), "/skills/b/text", "/skills/b", false), sandbox.Exists)
+	wantCode(t, "rename out", b.Rename(t.Context(), "/skills/b/text", b.path("x"), true), sandbox.Unsupported)
+	if err := b.unpack(t.Context(), "/skills/un", archive(t, entry{name: "d/f", content: "1", mode: 0o777}, entry{name: "l", link: "d/f", kind: tar.TypeSymlink}), direct); err != nil {
 		t.Errorf("unpack: %v", err)
 	}
 	b.holds(t, "/skills/un/l", "1")
@@ -42,10 +43,10 @@ func skills(t *testing.T) {
 	for what, err := range map[string]error{
 		"read": second(b.read(t, "/skills/.spec")), "write": second(b.write(t, "/skills/.spec", "x")),
 		"stat": second(b.Stat(t.Context(), "/skills/.spec", false)), "remove": b.Remove(t.Context(), "/skills/.spec", false),
-		"rename": b.Rename(t.Context(), "/skills/.spec", "/skills/x"), "replace": b.Rename(t.Context(), "/skills/big", "/skills/.spec"),
-		"unpack":           b.Unpack(t.Context(), "/skills", archive(t, entry{name: ".spec", content: "x"}), direct),
-		"link":             b.Unpack(t.Context(), "/skills", archive(t, entry{name: "here", link: ".", kind: tar.TypeSymlink}, entry{name: "here/.spec", content: "x"}), direct),
-		"hard":             b.Unpack(t.Context(), "/skills", archive(t, entry{name: "h", link: ".spec", kind: tar.TypeLink}), direct),
+		"rename": b.Rename(t.Context(), "/skills/.spec", "/skills/x", true), "replace": b.Rename(t.Context(), "/skills/big", "/skills/.spec", true),
+		"unpack":           b.unpack(t.Context(), "/skills", archive(t, entry{name: ".spec", content: "x"}), direct),
+		"link":             b.unpack(t.Context(), "/skills", archive(t, entry{name: "here", link: ".", kind: tar.TypeSymlink}, entry{name: "here/.spec", content: "x"}), direct),
+		"hard":             b.unpack(t.Context(), "/skills", archive(t, entry{name: "h", link: ".spec", kind: tar.TypeLink}), direct),
 		"later":            second(b.write(t, "/skills/here/.spec", "x")),
 		"remove by a link": b.Remove(t.Context(), "/skills/here/.spec", false),
 	} {

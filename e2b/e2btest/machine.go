@@ -183,6 +183,7 @@ func (d *Docker) machine(ctx context.Context, id string, c envd.Config) (machine
 	}
 	m := &container{name: "e2btest-" + filepath.Base(d.root) + "-" + id, socket: filepath.Join(dir, "envd.sock")}
 	_, err = docker(ctx, "run", "-d", "--init", "--name", m.name, "--label", d.label,
+		"--tmpfs", "/tmp:rw,nosuid,nodev,exec,size=64m,mode=1777", // a small file system, which a test may fill
 		"--network", "none", "--memory", "1g", "--memory-swap", "1g", "--cpus", "1", "--pids-limit", "1024",
 		"-v", dir+":/run/envd", "-v", d.guest+":/run/guest:ro", "-v", d.guest+":/usr/bin/sync:ro", "--entrypoint", "/run/guest", d.image, "/run/envd")
 	if err == nil {
