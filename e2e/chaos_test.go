@@ -72,6 +72,7 @@ func setting(t *testing.T, name string, def int) int {
 // whole or end with an honest error, what a command does it does once, a tag
 // has one holder, and nothing stays behind.
 func TestChaos(t *testing.T) {
+	t.Parallel()
 	seed := setting(t, "CHAOS_SEED", int(time.Now().UnixNano()%1e9))
 	seconds := setting(t, "CHAOS_SECONDS", 60)
 	t.Logf("CHAOS_SEED=%d CHAOS_SECONDS=%d", seed, seconds)
