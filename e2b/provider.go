@@ -192,7 +192,7 @@ func (p *Provider) remember(id string, token Secret, domain *string, name sandbo
 }
 
 // tokenPattern is wider than what is given today and fits a header.
-var tokenPattern = regexp.MustCompile(`^[!-~]{1,1000}$`)
+var tokenPattern = regexp.MustCompile(`^[[:graph:]]{1,1000}$`)
 
 // admitsDomain judges a domain that an answer names: only an account that is
 // local itself may send us to a local address, in the clear.

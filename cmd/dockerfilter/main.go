@@ -169,6 +169,5 @@ func (f *flags) listen(ctx context.Context) (net.Listener, []string, error) {
 	case f.TLSCert == "" || f.TLSKey == "" || f.TLSClientCA == "":
 		return nil, nil, errors.New("--listen: TCP needs --tls-cert, --tls-key and --tls-client-ca, or --insecure-tcp for development")
 	}
-	l, err := filter.ListenTLS(ctx, address, f.TLSCert, f.TLSKey, f.TLSClientCA)
-	return l, nil, err
+	return filter.ListenTLS(ctx, address, f.TLSCert, f.TLSKey, f.TLSClientCA)
 }

@@ -43,7 +43,7 @@ type Config struct {
 	// Log takes the audit. Required.
 	Log *slog.Logger
 	// Hosts are the Host headers that are answered, for a listener that a
-	// browser could reach. Empty: all.
+	// browser could reach; "*." in front stands for one label. Empty: all.
 	Hosts []string
 	// MaxConns is the most connections at once. Defaults to 1024.
 	MaxConns int
@@ -96,6 +96,12 @@ func (f *Filter) Serve(ctx context.Context, l net.Listener) error {
 		ErrorLog:    slog.NewLogLogger(f.log.Handler(), slog.LevelDebug),
 		// A client that speaks HTTP/2 would be judged by another parser.
 		Protocols: http1(),
+		// Otherwise http.Server answers "OPTIONS *" without asking us.
+		DisableGeneralOptionsHandler: true,
+		ConnContext: func(ctx context.Context, c net.Conn) context.Context {
+			return context.WithValue(ctx, connKey{}, c)
+		},
+		ConnState: f.unparsed,
 	}
 	stopped := make(chan struct{})
 	stop := context.AfterFunc(ctx, func() {
@@ -120,6 +126,23 @@ func (f *Filter) Serve(ctx context.Context, l net.Listener) error {
 	return fmt.Errorf("docker filter: serve: %w", err)
 }
 
+// connKey is the key of a request's connection in its context.
+type connKey struct{}
+
+// unparsed notes the requests that http.Server itself refuses as malformed: they
+// reach no handler, and their refusal belongs into the audit log all the same.
+func (f *Filter) unparsed(c net.Conn, state http.ConnState) {
+	l, ok := c.(*limitConn)
+	switch {
+	case !ok:
+	case state == http.StateActive:
+		l.unjudged.Store(true)
+	case state == http.StateClosed && l.unjudged.Load():
+		f.log.LogAttrs(context.Background(), slog.LevelWarn, "docker call refused",
+			slog.String("rule", "frame.http"), slog.Int("status", http.StatusBadRequest))
+	}
+}
+
 func http1() *http.Protocols {
 	p := new(http.Protocols)
 	p.SetHTTP1(true)
@@ -131,6 +154,9 @@ func http1() *http.Protocols {
 func (f *Filter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	f.handlers.RLock()
 	defer f.handlers.RUnlock()
+	if l, ok := r.Context().Value(connKey{}).(*limitConn); ok {
+		l.unjudged.Store(false)
+	}
 	rc := http.NewResponseController(w)
 	_ = rc.SetReadDeadline(time.Now().Add(bodyWait))
 	call, refusal := f.judge(r)
@@ -154,8 +180,19 @@ func (f *Filter) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 }
 
 func (f *Filter) judge(r *http.Request) (*Call, *Refusal) {
-	if len(f.hosts) > 0 && !slices.Contains(f.hosts, strings.ToLower(r.Host)) {
+	if len(f.hosts) > 0 && !f.admitsHost(strings.ToLower(r.Host)) {
 		return nil, refuse("frame.host", "a foreign Host header")
 	}
 	return f.policy.Judge(r)
+}
+
+// admitsHost compares with each of the hosts; "*." stands for one label.
+func (f *Filter) admitsHost(host string) bool {
+	return slices.ContainsFunc(f.hosts, func(h string) bool {
+		if rest, ok := strings.CutPrefix(h, "*."); ok {
+			_, parent, found := strings.Cut(host, ".")
+			return found && parent == rest
+		}
+		return h == host
+	})
 }

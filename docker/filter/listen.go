@@ -10,9 +10,11 @@ import (
 	"net/url"
 	"os"
 	"os/user"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -95,29 +97,48 @@ func removeStale(ctx context.Context, path string) error {
 }
 
 // ListenTLS listens on a TCP address and asks every caller for a certificate
-// that one of the authorities in clientCA signed.
-func ListenTLS(ctx context.Context, address, certFile, keyFile, clientCA string) (net.Listener, error) {
+// that one of the authorities in clientCA signed. It returns the Host headers
+// that such a listener may answer: the names in its own certificate.
+func ListenTLS(ctx context.Context, address, certFile, keyFile, clientCA string) (net.Listener, []string, error) {
 	cert, err := tls.LoadX509KeyPair(certFile, keyFile)
 	if err != nil {
-		return nil, fmt.Errorf("docker filter: certificate: %w", err)
+		return nil, nil, fmt.Errorf("docker filter: certificate: %w", err)
 	}
 	pem, err := os.ReadFile(clientCA)
 	if err != nil {
-		return nil, fmt.Errorf("docker filter: client authorities: %w", err)
+		return nil, nil, fmt.Errorf("docker filter: client authorities: %w", err)
 	}
 	pool := x509.NewCertPool()
 	if !pool.AppendCertsFromPEM(pem) {
-		return nil, fmt.Errorf("docker filter: %s holds no certificate", clientCA)
+		return nil, nil, fmt.Errorf("docker filter: %s holds no certificate", clientCA)
 	}
 	l, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
 	if err != nil {
-		return nil, fmt.Errorf("docker filter: %w", err)
+		return nil, nil, fmt.Errorf("docker filter: %w", err)
 	}
 	return tls.NewListener(l, &tls.Config{
 		Certificates: []tls.Certificate{cert}, ClientCAs: pool, ClientAuth: tls.RequireAndVerifyClientCert,
 		MinVersion: tls.VersionTLS13, NextProtos: []string{"http/1.1"},
-	}), nil
+	}), hostsOf(cert.Leaf, l), nil
 }
+
+// hostsOf are the names of a certificate as a Host header writes them.
+func hostsOf(cert *x509.Certificate, l net.Listener) []string {
+	hosts := slices.Clone(clientHosts)
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	names := slices.Clone(cert.DNSNames)
+	for _, ip := range cert.IPAddresses {
+		names = append(names, ip.String())
+	}
+	for _, name := range names {
+		name = strings.ToLower(name)
+		hosts = append(hosts, name, net.JoinHostPort(name, port))
+	}
+	return hosts
+}
+
+// clientHosts are what the Docker client and ours send whatever the address is.
+var clientHosts = []string{"api.moby.localhost", "docker"}
 
 // ListenInsecure listens on a loopback address in the clear, for development,
 // and returns the Host headers that such a listener may answer: any other name
@@ -132,8 +153,7 @@ func ListenInsecure(ctx context.Context, address string) (net.Listener, []string
 		return nil, nil, fmt.Errorf("docker filter: %w", err)
 	}
 	_, port, _ := net.SplitHostPort(l.Addr().String())
-	// The last two are what the Docker client and ours send for any address.
-	return l, []string{l.Addr().String(), "localhost:" + port, "api.moby.localhost", "docker"}, nil
+	return l, append([]string{l.Addr().String(), "localhost:" + port}, clientHosts...), nil
 }
 
 // A limitListener accepts a bounded number of connections at once.
@@ -170,6 +190,7 @@ func (l *limitListener) Close() error {
 // A limitConn gives its slot back when it is closed.
 type limitConn struct {
 	net.Conn
+	unjudged atomic.Bool // a request has begun and reached no handler yet
 	release func()
 	once    sync.Once
 }

@@ -156,6 +156,7 @@ func (a *authority) issue(t testing.TB, usage x509.ExtKeyUsage) (certFile, keyFi
 	}
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: "end"}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		DNSNames:  []string{"*.example.com"},
 		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour),
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{usage},
 	}
@@ -184,13 +185,13 @@ func writePEM(t testing.TB, kind string, der []byte) string {
 func TestListenTLS(t *testing.T) {
 	ours, theirs := newAuthority(t), newAuthority(t)
 	certFile, keyFile := ours.issue(t, x509.ExtKeyUsageServerAuth)
-	l, err := filter.ListenTLS(t.Context(), "127.0.0.1:0", certFile, keyFile, writePEM(t, "CERTIFICATE", ours.cert.Raw))
+	l, hosts, err := filter.ListenTLS(t.Context(), "127.0.0.1:0", certFile, keyFile, writePEM(t, "CERTIFICATE", ours.cert.Raw))
 	if err != nil {
 		t.Fatal(err)
 	}
-	engine := newFakeEngine(t, ourOwners(), switched)
+	engine := newFakeEngine(t, ourOwners(), "", "", "", switched)
 	engine.hijack = hijackCase{ClientHalfClose: true, UpstreamSends: "out"}
-	serveOn(t, l, engine, nil)
+	serveOn(t, l, engine, hosts)
 	dial := func(a *authority) (*tls.Conn, error) {
 		conf := &tls.Config{RootCAs: x509.NewCertPool()}
 		conf.RootCAs.AddCert(ours.cert)
@@ -216,6 +217,30 @@ func TestListenTLS(t *testing.T) {
 			t.Errorf("%s is served", name)
 		}
 	}
+	for _, r := range []struct {
+		head string
+		want int
+	}{
+		{"Host: " + l.Addr().String(), 200},
+		{"Host: 127.0.0.1", 200},
+		{"Host: build.EXAMPLE.com:" + portOf(l), 200},
+		{"Host: a.build.example.com", 403},
+		{"Host: rebind.example:" + portOf(l), 403},
+		{"Host: docker\r\nOrigin: https://x.example", 403},
+		{"Host: docker\r\nsec-fetch-site: cross-site", 403},
+	} {
+		c, err := dial(ours)
+		if err != nil {
+			t.Fatal(err)
+		}
+		_ = c.SetDeadline(time.Now().Add(10 * time.Second))
+		_, _ = io.WriteString(c, "HEAD /_ping HTTP/1.1\r\n"+r.head+"\r\n\r\n")
+		if status := (&client{c, bufio.NewReader(c)}).status("HEAD"); status != r.want {
+			t.Errorf("%q: status %d, want %d", r.head, status, r.want)
+		}
+		_ = c.Close()
+	}
+	passed := len(engine.recordings())
 	c, err := dial(ours)
 	if err != nil {
 		t.Fatal(err)
@@ -231,7 +256,7 @@ func TestListenTLS(t *testing.T) {
 	if engine.received.String() != "in" {
 		t.Errorf("the engine received %q", engine.received.String())
 	}
-	if n := len(engine.recordings()); n != 1 {
-		t.Errorf("%d requests reached the engine", n)
+	if n := len(engine.recordings()) - passed; passed != 3 || n != 1 {
+		t.Errorf("%d requests and %d streams reached the engine", passed, n)
 	}
 }
