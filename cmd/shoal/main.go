@@ -12,6 +12,7 @@ import (
 
 	"github.com/alecthomas/kong"
 
+	"shoal/docker"
 	"shoal/sandbox"
 )
 
@@ -58,6 +59,7 @@ type cli struct {
 	Explain explainCmd `cmd:"" help:"Say what is known about a sandbox and what happens next."`
 	Sweep   sweepCmd   `cmd:"" help:"Sweep now, or say what a sweep would do."`
 	E2b     e2bCmd     `cmd:"" name:"e2b" help:"Help with E2B."`
+	Doctor  doctorCmd  `cmd:"" help:"Say how safe a Docker engine is for sandboxes, and what to do about it."`
 	Init    initCmd    `cmd:"" help:"Make the buckets, with the operator's credentials."`
 	Version versionCmd `cmd:"" help:"Print the version."`
 }
@@ -87,7 +89,7 @@ func (a *app) main(ctx context.Context, args []string) int {
 		kong.Name("shoal"),
 		kong.Description("Run sandboxes over NATS. Every flag can be given as an environment variable, named in brackets."),
 		kong.DefaultEnvars("SHOAL"),
-		kong.Vars{"state": defaultStateDir()},
+		kong.Vars{"state": defaultStateDir(), "endpoint": docker.DefaultEndpoint},
 		kong.Writers(a.stdout, a.stderr),
 		kong.Exit(func(code int) { left = code }),
 		kong.ConfigureHelp(kong.HelpOptions{Compact: true}),

@@ -19,10 +19,10 @@ const (
 
 // A Finding is one thing to know about an engine, and what to do about it.
 type Finding struct {
-	Level  Level
-	Name   string // stable, such as "seccomp"
-	Detail string
-	Remedy string // "" for LevelOK
+	Level  Level  `json:"level"`
+	Name   string `json:"name"` // stable, such as "seccomp"
+	Detail string `json:"detail"`
+	Remedy string `json:"remedy,omitempty"` // "" for LevelOK
 }
 
 // Findings judges the state.

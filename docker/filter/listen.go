@@ -191,8 +191,8 @@ func (l *limitListener) Close() error {
 type limitConn struct {
 	net.Conn
 	unjudged atomic.Bool // a request has begun and reached no handler yet
-	release func()
-	once    sync.Once
+	release  func()
+	once     sync.Once
 }
 
 func (c *limitConn) Close() error {
