@@ -197,6 +197,10 @@ func (b *box) remember(ctx context.Context, kept *sandbox.Spec) {
 	if !rec.Rebuilt || kept == nil {
 		return
 	}
+	if rec.Handle.Pool != "" && (kept.Tenant != rec.Handle.Tenant || kept.Name != rec.Handle.Name || kept.Generation != rec.Handle.Generation) {
+		b.log.ErrorContext(ctx, "the sandbox was given to another name than its container has", "kept", kept.Name, "tenant", kept.Tenant)
+		return
+	}
 	spec := *kept
 	spec.Tenant, spec.Name, spec.Generation = rec.Handle.Tenant, rec.Handle.Name, rec.Handle.Generation
 	spec.Bucket, spec.Limits, spec.Env = rec.Spec.Bucket, rec.Handle.Limits, nil
@@ -262,6 +266,9 @@ func (b *box) vanished(ctx context.Context, cause error) error {
 
 // serveEgress carries one connection from the sandbox to the proxy.
 func (b *box) serveEgress(conn net.Conn) {
+	if heir := b.heir.Load(); heir != nil {
+		b = heir
+	}
 	b.w.proxy.ServeConn(b.w.ctx, conn, b.egress)
 }
 

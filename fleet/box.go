@@ -43,6 +43,11 @@ type box struct {
 	holds atomic.Int64
 	// ports counts the forwarded connections into it.
 	ports atomic.Int64
+	// pooled: a member of the warm pool, which the pool alone looks after.
+	pooled bool
+	// heir is the sandbox that a member of the pool has become; its stream
+	// serves that one now.
+	heir atomic.Pointer[box]
 
 	mu sync.Mutex
 	// entry is the record as last read or written; nil until then.
@@ -72,7 +77,7 @@ func (w *Worker) newBox(tenant sandbox.Tenant, name sandbox.Name) *box {
 		w: w, key: kv.HandleKey(tenant, name),
 		log:  w.log.With("tenant", tenant, "sandbox", name),
 		gate: newGate(), attaching: newGate(), granting: newGate(),
-		locked: make(chan struct{}),
+		locked: make(chan struct{}), pooled: tenant == sandbox.PoolTenant,
 	}
 	b.egress = egress.NewSession(b.key, nil)
 	b.alive, b.end = context.WithCancelCause(w.ctx)
@@ -208,7 +213,10 @@ func (b *box) ours(ctx context.Context, generation string) (*kv.Entry[kv.Record]
 // put stores e and makes it the box's record.
 func (b *box) put(ctx context.Context, e *kv.Entry[kv.Record]) error {
 	ttl := time.Duration(0)
-	if e.Value.State == kv.Gone {
+	switch {
+	case e.Value.State == kv.Gone && b.pooled:
+		ttl = kv.GonePoolTTL
+	case e.Value.State == kv.Gone:
 		ttl = kv.GoneTTL
 	}
 	asked := time.Now()

@@ -60,6 +60,10 @@ type Config struct {
 	KillFor time.Duration
 	// Capacity of this worker's engine for placement; zero fields = no bound.
 	Capacity sandbox.Limits
+	// Warm is how many sandboxes with the default image and limits this worker
+	// keeps made ahead; 0 = none, which is all that a provider without
+	// [sandbox.Warmer] can.
+	Warm int
 	// Quota of each tenant; nil = none.
 	Quota *Quota
 }
@@ -115,6 +119,9 @@ func (c Config) validate() error {
 		return sandbox.InvalidField("proxy.decisions", "the worker takes them itself")
 	}
 	if err := c.Limits.Validate(c.MaxLimits); err != nil {
+		return err
+	}
+	if err := c.validateWarm(); err != nil {
 		return err
 	}
 	if c.Egress.Mode.Wider(c.Ceiling) {

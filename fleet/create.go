@@ -66,24 +66,54 @@ func (b *box) create(ctx context.Context, req *messaging.CreateRequest, spec san
 	defer abort(nil)
 	b.setAbort(abort)
 	defer b.setAbort(nil)
-	leave, err := b.w.admit(ctx, b.key, spec)
+	want := b.w.newRecord(req, spec, requestID)
+	m := b.w.pool.take(spec)
+	if m != nil {
+		defer m.gate.s.Release(gateWidth)
+		want = m.become(want, spec)
+	}
+	leave, err := b.w.admit(ctx, b.key, want.Spec)
 	if err != nil {
+		b.w.pool.giveBack(m)
 		return err
 	}
 	defer leave()
-	if err := b.begin(ctx, req, spec, requestID); err != nil {
+	if m != nil {
+		done, err := b.moveInto(ctx, m, want, spec)
+		if done || err != nil {
+			return err
+		}
+		if err := b.w.reserve(ctx, spec); err != nil {
+			return b.failed(ctx, want.Handle, err)
+		}
+		want = b.w.newRecord(req, spec, requestID)
+	}
+	return b.createCold(ctx, want, spec)
+}
+
+// createCold makes a sandbox from nothing.
+func (b *box) createCold(ctx context.Context, want kv.Record, spec sandbox.Spec) error {
+	if err := b.begin(ctx, want); err != nil {
 		b.w.unreserve(ctx, spec)
 		return err
 	}
+	b.mu.Lock()
+	b.spec = &spec
+	b.mu.Unlock()
 	if err := b.build(ctx, spec); err != nil {
-		if why, ok := errors.AsType[*sandbox.Error](context.Cause(ctx)); ok {
-			err = why
-		}
-		b.abandon(ctx, spec, err)
-		return err
+		return b.failed(ctx, want.Handle, err)
 	}
 	b.event(messaging.EventCreated, map[string]string{"generation": spec.Generation})
 	return nil
+}
+
+// failed cleans up after a create and returns why it failed.
+func (b *box) failed(ctx context.Context, h sandbox.Handle, err error) error {
+	if why, ok := errors.AsType[*sandbox.Error](context.Cause(ctx)); ok {
+		err = why
+	}
+	b.abandon(ctx, h, err)
+	return err
 }
 
 // existing deals with a record that is there already: done for the repeat of
@@ -179,31 +209,33 @@ func (w *Worker) egressOf(e sandbox.Egress) (sandbox.Egress, error) {
 	return e, nil
 }
 
-// begin writes the record of a new generation, owned by this worker.
-func (b *box) begin(ctx context.Context, req *messaging.CreateRequest, spec sandbox.Spec, requestID string) error {
+// newRecord is the record of a new generation, owned by this worker.
+func (w *Worker) newRecord(req *messaging.CreateRequest, spec sandbox.Spec, requestID string) kv.Record {
 	kept := spec
 	kept.Env = nil
 	now := time.Now().UTC()
-	b.mu.Lock()
-	next := *b.entry
-	b.mu.Unlock()
-	next.Value = kv.Record{
-		State: kv.Creating, Spec: kept, RequestID: requestID, Owner: string(b.w.id),
+	return kv.Record{
+		State: kv.Creating, Spec: kept, RequestID: requestID, Owner: string(w.id),
 		Handle: sandbox.Handle{
-			Provider: b.w.provider.Kind(), Engine: b.w.engine, Tenant: spec.Tenant, Name: spec.Name,
+			Provider: w.provider.Kind(), Engine: w.engine, Tenant: spec.Tenant, Name: spec.Name,
 			Generation: spec.Generation, Limits: spec.Limits,
 		},
 		Egress: spec.Egress, Pin: req.Pin, TTL: req.TTL, Created: now, Changed: now, LastUse: now,
 	}
+}
+
+// begin writes the record of a new generation.
+func (b *box) begin(ctx context.Context, rec kv.Record) error {
+	b.mu.Lock()
+	next := *b.entry
+	b.mu.Unlock()
+	next.Value = rec
 	if err := b.put(ctx, &next); err != nil {
 		if kv.IsRevision(err) {
 			return sandbox.Errorf(sandbox.Busy, "another create of this name is under way; send the request again").After(time.Second).From(sandbox.FromWorker)
 		}
 		return err
 	}
-	b.mu.Lock()
-	b.spec = &spec
-	b.mu.Unlock()
 	return nil
 }
 
@@ -231,6 +263,11 @@ func (b *box) build(ctx context.Context, spec sandbox.Spec) error {
 	if err != nil {
 		return err
 	}
+	return b.complete(ctx, s, spec)
+}
+
+// complete runs the setup of an attached sandbox and hands it out.
+func (b *box) complete(ctx context.Context, s *agent.Session, spec sandbox.Spec) error {
 	for i, c := range spec.Setup {
 		if err := b.setup(ctx, s, i, c, spec.Egress); err != nil {
 			return err
@@ -271,7 +308,7 @@ func (b *box) setup(ctx context.Context, s *agent.Session, i int, c sandbox.Setu
 //
 // A worker that was stopped for a while may find that the name belongs to
 // another generation by now; that one is not touched.
-func (b *box) abandon(ctx context.Context, spec sandbox.Spec, cause error) {
+func (b *box) abandon(ctx context.Context, h sandbox.Handle, cause error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanFor)
 	defer cancel()
 	b.log.WarnContext(ctx, "create failed", "error", cause, "code", sandbox.CodeOf(cause))
@@ -281,7 +318,7 @@ func (b *box) abandon(ctx context.Context, spec sandbox.Spec, cause error) {
 	b.mu.Lock()
 	b.spec = nil
 	b.mu.Unlock()
-	if rec := b.record(); rec.Handle.Generation == spec.Generation && rec.Owner == string(b.w.id) {
+	if rec := b.record(); rec.Handle.Generation == h.Generation && rec.Owner == string(b.w.id) {
 		err := b.removeAs(ctx, rec, createFailed)
 		if err == nil {
 			return
@@ -292,11 +329,7 @@ func (b *box) abandon(ctx context.Context, spec sandbox.Spec, cause error) {
 		}
 	}
 	b.finish(errMoved(""))
-	lost := sandbox.Handle{
-		Provider: b.w.provider.Kind(), Engine: b.w.engine, Tenant: spec.Tenant, Name: spec.Name,
-		Generation: spec.Generation, Limits: spec.Limits,
-	}
-	if err := b.w.provider.Destroy(ctx, lost); err != nil {
+	if err := b.w.provider.Destroy(ctx, h); err != nil {
 		b.log.ErrorContext(ctx, "the leftovers of a create that was taken over wait for the sweep", "error", err)
 	}
 }

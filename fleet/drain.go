@@ -28,6 +28,7 @@ func (w *Worker) drain(hide context.CancelFunc) {
 	if err := w.server.Leave(); err != nil {
 		w.log.Warn("leaving the queue group", "error", err)
 	}
+	w.stopPool(ctx)
 	w.handOverAll(ctx)
 	if err := w.server.Shutdown(ctx); err != nil {
 		w.log.Warn("stopping the server", "error", err)
@@ -107,6 +108,10 @@ func (w *Worker) handOver(ctx context.Context, b *box, heirs []messaging.WorkerI
 	}
 	defer release()
 	to := heir(heirs, b.key)
+	if b.pooled && to == "" {
+		_ = b.dispose(ctx, "its worker is shutting down") // logged; the next worker's sweep finds it
+		return
+	}
 	if err := b.change(ctx, func(r *kv.Record) error {
 		r.Owner = string(to)
 		return nil

@@ -34,6 +34,9 @@ func (b *box) info() messaging.SandboxInfo { return describe(b.record()) }
 
 // event tells whoever listens; the record is the truth.
 func (b *box) event(kind messaging.EventKind, data map[string]string) {
+	if b.pooled {
+		return // nobody's sandbox
+	}
 	rec := b.record()
 	err := b.w.server.PublishEvent(messaging.Event{
 		Kind: kind, Tenant: rec.Handle.Tenant, Sandbox: rec.Handle.Name, Generation: rec.Handle.Generation, Data: data,

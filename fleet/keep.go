@@ -25,7 +25,7 @@ const useEvery = time.Minute
 // slow work goes to a goroutine of its own, one per box.
 func (b *box) keep(ctx context.Context, now time.Time) {
 	rec := b.record()
-	if rec.Owner != string(b.w.id) || rec.State == "" || rec.State == kv.Gone || b.w.isDraining() || !b.later.due(now) {
+	if b.pooled || rec.Owner != string(b.w.id) || rec.State == "" || rec.State == kv.Gone || b.w.isDraining() || !b.later.due(now) {
 		return
 	}
 	if !b.keeping.CompareAndSwap(false, true) {

@@ -132,18 +132,20 @@ func (w *Worker) showPresence(ctx context.Context) error {
 	e.Value = kv.Presence{
 		Engine: w.engine, Provider: w.provider.Kind(), Version: w.cfg.Version, Started: w.started,
 		Capacity: w.cfg.Capacity, Used: used, Sandboxes: owned, Draining: w.isDraining(), Ready: w.compared(),
+		Warm: w.pool.size(),
 	}
 	return w.store.Workers.Put(ctx, e)
 }
 
-// usage sums up the limits of what this worker owns or is about to.
+// usage sums up the limits of what this worker owns or is about to. The warm
+// pool is nobody's; it gives way to what is somebody's.
 func (w *Worker) usage() (owned int, used sandbox.Limits) {
 	w.mu.Lock()
 	all := maps.Clone(w.incoming)
 	w.mu.Unlock()
 	for _, b := range w.all() {
 		rec := b.record()
-		if rec.Owner == string(w.id) && rec.State != kv.Gone && rec.State != "" {
+		if !b.pooled && rec.Owner == string(w.id) && rec.State != kv.Gone && rec.State != "" {
 			owned++
 			all[b.key] = rec.Handle.Limits
 		}
@@ -319,7 +321,7 @@ func (w *Worker) workers(context.Context, *messaging.Request) (any, error) {
 		}
 		answer.Workers = append(answer.Workers, messaging.WorkerInfo{
 			ID: id, Provider: p.Provider, Engine: p.Engine, Version: p.Version, Started: p.Started,
-			State: state, Sandboxes: p.Sandboxes, Capacity: p.Capacity, Used: p.Used,
+			State: state, Sandboxes: p.Sandboxes, Warm: p.Warm, Capacity: p.Capacity, Used: p.Used,
 		})
 	}
 	slices.SortFunc(answer.Workers, func(a, b messaging.WorkerInfo) int { return strings.Compare(string(a.ID), string(b.ID)) })

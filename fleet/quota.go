@@ -111,7 +111,7 @@ func (w *Worker) reserve(ctx context.Context, spec sandbox.Spec) error {
 // unreserve gives back what a generation reserved. What cannot be written now
 // is repaired by the sweep.
 func (w *Worker) unreserve(ctx context.Context, spec sandbox.Spec) {
-	if w.cfg.Quota == nil {
+	if w.cfg.Quota == nil || spec.Tenant == sandbox.PoolTenant {
 		return
 	}
 	err := w.changeQuota(context.WithoutCancel(ctx), spec.Tenant, func(have map[sandbox.Name]kv.Reservation) error {
@@ -170,7 +170,7 @@ func (w *Worker) repairQuotas(ctx context.Context, records map[string]*kv.Entry[
 		}
 	}
 	for key, e := range records {
-		if e.Value.State != kv.Gone && reserved[key] != e.Value.Handle.Generation {
+		if e.Value.Handle.Tenant != sandbox.PoolTenant && e.Value.State != kv.Gone && reserved[key] != e.Value.Handle.Generation {
 			w.reserveLate(ctx, key)
 		}
 	}

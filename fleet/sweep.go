@@ -131,6 +131,7 @@ func (w *Worker) sweep(ctx context.Context, dry bool) ([]messaging.SweepAction, 
 	for _, e := range entries {
 		records[e.Key] = e
 	}
+	w.findMembers(entries)
 	steps := w.objectSteps(objects, records)
 	if w.compared() && !w.elected() && !dry {
 		return nil, nil
@@ -204,11 +205,17 @@ func (w *Worker) perform(ctx context.Context, steps []step, dry bool) []messagin
 func (w *Worker) objectSteps(objects []sandbox.Object, records map[string]*kv.Entry[kv.Record]) []step {
 	var steps []step
 	newest := map[string]sandbox.Object{}
+	used := handedOut(records)
 	for _, o := range objects {
 		key := kv.HandleKey(o.Tenant, o.Name)
 		e := records[key]
 		switch {
-		case e != nil && e.Value.State != kv.Gone && e.Value.Handle.Generation == o.Generation:
+		case e != nil && e.Value.State != kv.Gone && e.Value.Handle.Generation == o.Generation, used[objectKey(o.Handle)]:
+			continue
+		case o.Tenant == sandbox.PoolTenant && time.Since(o.Created) >= w.cfg.SweepGrace:
+			steps = append(steps, w.removal(o, "no record knows this member of the pool"))
+			continue
+		case o.Tenant == sandbox.PoolTenant: // never rebuilt: nobody was given it
 			continue
 		case e == nil && o.Bucket != w.bucketID() && o.Complete:
 			if have, ok := newest[key]; !ok || o.Created.After(have.Created) {
@@ -246,6 +253,9 @@ func (w *Worker) removeLeftover(ctx context.Context, o sandbox.Object) error {
 	}
 	if e.Exists && e.Value.State != kv.Gone && e.Value.Handle.Generation == o.Generation {
 		return nil
+	}
+	if given, err := w.given(ctx, e.Value); given || err != nil {
+		return err
 	}
 	return w.provider.Destroy(ctx, o.Handle)
 }
@@ -292,8 +302,11 @@ func (w *Worker) rebuildRecord(ctx context.Context, o sandbox.Object) error {
 	if e.Value.State != kv.Running {
 		return nil
 	}
-	_, err = b.attached(ctx, false)
-	return err
+	if _, err = b.attached(ctx, false); err != nil || o.Pool == "" || !b.record().Rebuilt {
+		return err
+	}
+	// The claim ended before the agent knew whose the sandbox is: nobody was told.
+	return b.removeAs(ctx, b.record(), createFailed)
 }
 
 // recordSteps looks at records that nobody looks after.
@@ -399,6 +412,10 @@ func (w *Worker) orphanStep(e *kv.Entry[kv.Record]) *step {
 	case kv.Suspending, kv.Resuming:
 		return &step{action("settle", h.Tenant, h.Name, h.Generation, "its owner died in the middle of it"), adopt(func(ctx context.Context, b *box) error {
 			return b.settle(ctx)
+		})}
+	case kv.Claimed:
+		return &step{action("settle", h.Tenant, h.Name, h.Generation, "its owner died while giving it away"), adopt(func(ctx context.Context, b *box) error {
+			return b.settleClaim(ctx)
 		})}
 	case kv.Running:
 		return &step{action("adopt", h.Tenant, h.Name, h.Generation, "its owner does not live"), adopt(func(ctx context.Context, b *box) error {

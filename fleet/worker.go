@@ -36,6 +36,7 @@ type Worker struct {
 	started time.Time
 	peers   peers
 	locks   *lockWatch
+	pool    pool
 
 	mu       sync.Mutex
 	bucket   string          // guarded by mu: the handle bucket's id
@@ -65,6 +66,7 @@ func New(cfg Config) (*Worker, error) {
 		decisions: newDecisions(),
 		incoming:  map[string]sandbox.Limits{}, check: make(chan struct{}, 1),
 	}
+	w.pool.warmer, _ = cfg.Provider.(sandbox.Warmer)
 	var err error
 	cfg.Proxy.Decisions = w.decisions.take
 	if w.proxy, err = egress.NewProxy(cfg.Proxy); err != nil {
@@ -115,6 +117,10 @@ func (w *Worker) Run(ctx context.Context) error {
 	w.bg.Go(w.keepBoxes)
 	w.bg.Go(w.probePeers)
 	w.bg.Go(w.keepEngine)
+	warm, stop := context.WithCancel(life)
+	defer stop()
+	w.pool.stop, w.pool.done = stop, make(chan struct{})
+	w.bg.Go(func() { w.keepPool(warm) })
 	w.bg.Go(w.tellDecisions)
 	close(w.ready)
 	w.log.InfoContext(ctx, "serving", "provider", w.provider.Kind(), "engine", w.engine)

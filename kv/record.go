@@ -19,11 +19,17 @@ const (
 	Resuming   State = "resuming"
 	Destroying State = "destroying"
 	Gone       State = "gone"
+	// Claimed is a member of the warm pool that was given to a sandbox: its own
+	// record ends as soon as the sandbox's says running.
+	Claimed State = "claimed"
 )
 
 // GoneTTL is how long the record of a destroyed sandbox stays, so that a late
 // request is told what became of it.
 const GoneTTL = time.Hour
+
+// GonePoolTTL is the same for a member of the warm pool, which nobody asks for.
+const GonePoolTTL = time.Minute
 
 // Record is a sandbox's handle: all that a worker needs to carry on with it.
 // The environment is not part of it; the agent keeps that.
@@ -45,6 +51,10 @@ type Record struct {
 	Egress sandbox.Egress `json:"egress"`
 	// Pin holds off idle suspension and destruction, not TTL.
 	Pin bool `json:"pin,omitempty"`
+	// Recipe by which a member of the warm pool was made, and the handle key of
+	// the sandbox that it was Claimed for.
+	Recipe  string `json:"recipe,omitempty"`
+	Claimed string `json:"claimed,omitempty"`
 	// Rebuilt: the record was made from the engine's object alone; the next
 	// attachment completes it by what the agent keeps.
 	Rebuilt bool `json:"rebuilt,omitempty"`
@@ -141,6 +151,8 @@ type Presence struct {
 	Used     sandbox.Limits `json:"used"`
 	// Sandboxes it owns.
 	Sandboxes int `json:"sandboxes"`
+	// Warm is how many members of its pool are ready.
+	Warm int `json:"warm,omitempty"`
 	// Draining: it takes no new work.
 	Draining bool `json:"draining,omitempty"`
 	// Ready: its engine answers.

@@ -228,7 +228,12 @@ func pattern(prefix string) string {
 }
 
 // isReserved tells the fleet's own keys in the handle bucket from tenants'.
-func isReserved(key string) bool { return strings.HasPrefix(key, "_") }
+// Records of the warm pool are records as any.
+func isReserved(key string) bool {
+	return strings.HasPrefix(key, "_") && key != pool && !strings.HasPrefix(key, pool+".")
+}
+
+const pool = string(sandbox.PoolTenant)
 
 // drain stops w and empties its channel: a full channel would keep its
 // goroutine for ever.

@@ -27,6 +27,8 @@ type WorkerInfo struct {
 	// State is "serving", "draining" or "engine_down".
 	State     string         `json:"state"`
 	Sandboxes int            `json:"sandboxes"`
+	// Warm is how many sandboxes it has made ahead.
+	Warm int `json:"warm,omitempty"`
 	Capacity  sandbox.Limits `json:"capacity"`
 	Used      sandbox.Limits `json:"used"`
 }

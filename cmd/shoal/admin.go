@@ -55,11 +55,11 @@ func (c *workersCmd) Run(a *app) error {
 	rows := make([][]string, 0, len(workers))
 	for _, w := range workers {
 		rows = append(rows, []string{
-			string(w.ID), w.State, w.Provider, w.Version, strconv.Itoa(w.Sandboxes),
+			string(w.ID), w.State, w.Provider, w.Version, strconv.Itoa(w.Sandboxes), strconv.Itoa(w.Warm),
 			fmt.Sprintf("%g", w.Used.CPU), strconv.Itoa(w.Used.MemoryMB), ago(w.Started),
 		})
 	}
-	return a.table(workers, "WORKER STATE PROVIDER VERSION SANDBOXES CPU MEMORY-MB STARTED", rows)
+	return a.table(workers, "WORKER STATE PROVIDER VERSION SANDBOXES WARM CPU MEMORY-MB STARTED", rows)
 }
 
 type eventsCmd struct {

@@ -66,6 +66,8 @@ type settings struct {
 	CapacityCPU      float64 `name:"capacity-cpu" help:"Cores that the engine's sandboxes may take together; 0 = no bound."`
 	CapacityMemoryMB int     `name:"capacity-memory-mb" help:"Memory that the engine's sandboxes may take together in MiB; 0 = no bound."`
 
+	Warm int `default:"0" help:"Sandboxes with the default image and limits that this worker keeps made ahead (Docker only; behind dockerfilter set its --warm-pool)."`
+
 	QuotaSandboxes int     `name:"quota-sandboxes" help:"Most sandboxes of a tenant; 0 = no bound."`
 	QuotaCPU       float64 `name:"quota-cpu" help:"Most cores of a tenant's sandboxes together; 0 = no bound."`
 	QuotaMemoryMB  int     `name:"quota-memory-mb" help:"Most memory of a tenant's sandboxes together in MiB; 0 = no bound."`
@@ -104,6 +106,7 @@ func (s *settings) fleet() fleet.Config {
 		Policy:      egress.PolicyOptions{SNIExempt: s.SNIExempt},
 		DetachAfter: s.DetachAfter, PauseAfter: s.PauseAfter, StopAfter: s.StopAfter, DestroyAfter: s.DestroyAfter,
 		SweepEvery: s.SweepEvery, SweepGrace: s.SweepGrace, DrainFor: s.Drain,
+		Warm:     s.Warm,
 		Capacity: sandbox.Limits{CPU: s.CapacityCPU, MemoryMB: s.CapacityMemoryMB},
 	}
 	if s.Provider == "e2b" {

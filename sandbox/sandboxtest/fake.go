@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"maps"
 	"os"
 	"path/filepath"
 	"sync"
@@ -25,9 +26,10 @@ type Fake struct {
 	dir    string
 	engine string
 
-	mu     sync.Mutex // guards what follows; never held while a box is locked
+	mu     sync.Mutex // guards what follows; a box is never locked while it is held
 	boxes  map[identity]*box
 	images map[string]bool
+	recipe string
 	hook   func(op string, h sandbox.Handle) error
 }
 
@@ -160,6 +162,12 @@ func (f *Fake) Create(ctx context.Context, spec sandbox.Spec, _ sandbox.Progress
 
 // judge refuses what this engine cannot do.
 func (f *Fake) judge(spec *sandbox.Spec) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.judgeLocked(spec)
+}
+
+func (f *Fake) judgeLocked(spec *sandbox.Spec) error {
 	if err := spec.Validate(); err != nil {
 		return err
 	}
@@ -167,9 +175,7 @@ func (f *Fake) judge(spec *sandbox.Spec) error {
 	if ref == "" {
 		ref = DefaultImage
 	}
-	f.mu.Lock()
 	ours, known := f.images[ref]
-	f.mu.Unlock()
 	switch {
 	case !known:
 		return sandbox.Errorf(sandbox.NotFound, "image %s is neither on the engine nor in its registry", ref).Because("image").From(sandbox.FromEngine)
@@ -262,8 +268,10 @@ func (f *Fake) Destroy(ctx context.Context, h sandbox.Handle) error {
 	if err := f.begin(ctx, "Destroy", h); err != nil {
 		return err
 	}
-	if b := f.box(h); b != nil {
-		f.drop(b)
+	for _, made := range []sandbox.Handle{h, {Tenant: sandbox.PoolTenant, Name: h.Pool, Generation: h.Generation}} {
+		if b := f.box(made); b != nil {
+			f.drop(b)
+		}
 	}
 	return nil
 }
@@ -287,7 +295,5 @@ func (f *Fake) drop(b *box) {
 	b.destroy()
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if id := identityOf(b.handle); f.boxes[id] == b {
-		delete(f.boxes, id)
-	}
+	maps.DeleteFunc(f.boxes, func(_ identity, other *box) bool { return other == b })
 }
