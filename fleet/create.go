@@ -67,6 +67,7 @@ func (b *box) create(ctx context.Context, req *messaging.CreateRequest, spec san
 	b.setAbort(abort)
 	defer b.setAbort(nil)
 	want := b.w.newRecord(req, spec, requestID)
+	from := b.known()
 	m := b.w.pool.take(spec)
 	if m != nil {
 		defer m.gate.s.Release(gateWidth)
@@ -82,6 +83,9 @@ func (b *box) create(ctx context.Context, req *messaging.CreateRequest, spec san
 		done, err := b.moveInto(ctx, m, want, spec)
 		if done || err != nil {
 			return err
+		}
+		if now := b.record(); b.known() != from && (now.Owner != string(b.w.id) || now.Handle.Generation != want.Handle.Generation) {
+			return errUnderWay()
 		}
 		if err := b.w.reserve(ctx, spec); err != nil {
 			return b.failed(ctx, want.Handle, err)
@@ -232,11 +236,23 @@ func (b *box) begin(ctx context.Context, rec kv.Record) error {
 	next.Value = rec
 	if err := b.put(ctx, &next); err != nil {
 		if kv.IsRevision(err) {
-			return sandbox.Errorf(sandbox.Busy, "another create of this name is under way; send the request again").After(time.Second).From(sandbox.FromWorker)
+			return errUnderWay()
 		}
 		return err
 	}
 	return nil
+}
+
+func errUnderWay() error {
+	return sandbox.Errorf(sandbox.Busy, "another create of this name is under way; send the request again").After(time.Second).From(sandbox.FromWorker)
+}
+
+// known returns the record as last read or written, for telling whether it has
+// changed.
+func (b *box) known() *kv.Entry[kv.Record] {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.entry
 }
 
 // build makes the sandbox at the engine, attaches, runs the setup, and hands
@@ -329,6 +345,10 @@ func (b *box) abandon(ctx context.Context, h sandbox.Handle, cause error) {
 		}
 	}
 	b.finish(errMoved(""))
+	now, err := b.load(ctx)
+	if err != nil || b.exists() && now.State != kv.Gone && now.Handle.Generation == h.Generation {
+		return // who has taken this very generation over answers for it
+	}
 	if err := b.w.provider.Destroy(ctx, h); err != nil {
 		b.log.ErrorContext(ctx, "the leftovers of a create that was taken over wait for the sweep", "error", err)
 	}
