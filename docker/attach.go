@@ -68,7 +68,9 @@ func (p *Provider) open(ctx context.Context, name string) (io.ReadWriteCloser, e
 	if err != nil {
 		return nil, err
 	}
-	return newStream(conn, in), nil
+	s := newStream(conn, in)
+	p.links.add(name, s)
+	return s, nil
 }
 
 func isHex(s string) bool {

@@ -57,9 +57,11 @@ func (p *Provider) DestroyByName(ctx context.Context, tenant sandbox.Tenant, nam
 func (p *Provider) remove(ctx context.Context, id identity) error {
 	ctx, cancel := context.WithTimeoutCause(ctx, removeLimit, errNoAnswer)
 	defer cancel()
+	end := p.links.ending(p.container(id))
 	if err := p.removeContainer(ctx, p.container(id)); err != nil {
 		return err
 	}
+	end()
 	if id.pool != "" { // its claim may have ended before the new name
 		if err := p.removeContainer(ctx, p.container(id.made())); err != nil {
 			return err

@@ -78,7 +78,10 @@ func (p *Provider) Suspend(ctx context.Context, h sandbox.Handle, mode sandbox.S
 	case sandbox.SuspendMemory:
 		err = p.pause(ctx, p.container(id))
 	case sandbox.SuspendDisk:
-		err = p.stop(ctx, p.container(id))
+		end := p.links.ending(p.container(id))
+		if err = p.stop(ctx, p.container(id)); err == nil {
+			end()
+		}
 	default:
 		return sandbox.InvalidField("mode", "%q; use memory or disk", mode)
 	}
@@ -127,7 +130,10 @@ func (p *Provider) Reset(ctx context.Context, h sandbox.Handle) error {
 	if err != nil {
 		return err
 	}
-	err = p.restart(ctx, p.container(id))
+	end := p.links.ending(p.container(id))
+	if err = p.restart(ctx, p.container(id)); err == nil {
+		end()
+	}
 	if isNoContainer(err) {
 		return gone(h)
 	}

@@ -20,6 +20,7 @@ type Provider struct {
 	pulls, wakes *flights
 	// building are the generations whose create runs.
 	building claims
+	links    links
 	// work is what outlives its caller: creates and their clean-up.
 	work sync.WaitGroup
 }

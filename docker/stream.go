@@ -28,8 +28,9 @@ const (
 // stream is the raw connection of an exec: what is written goes to the
 // program's stdin as it is, what is read is its stdout without the headers.
 type stream struct {
-	conn net.Conn
-	in   *bufio.Reader
+	conn   net.Conn
+	in     *bufio.Reader
+	closed func() // told of Close; may be nil
 	// Read's state: bytes left of the present piece, bytes read in all, and
 	// what came on stderr.
 	left  uint32
@@ -139,4 +140,9 @@ func (s *stream) Write(p []byte) (int, error) { return s.conn.Write(p) }
 
 // Close ends both directions; the program sees the end of its input. A second
 // call returns an error and does nothing.
-func (s *stream) Close() error { return s.conn.Close() }
+func (s *stream) Close() error {
+	if s.closed != nil {
+		s.closed()
+	}
+	return s.conn.Close()
+}
