@@ -22,6 +22,7 @@ import (
 const (
 	chaosWorkers   = 3
 	chaosKernels   = 8
+	chaosHolders   = 3 // of the kernels
 	chaosSandboxes = 4
 )
 
@@ -160,10 +161,10 @@ func (c *chaos) kernel(n int, rng *rand.Rand) {
 		id := fmt.Sprintf("k%d-%d", n, i)
 		box := c.boxes[rng.IntN(len(c.boxes))]
 		ctx, cancel := context.WithTimeout(context.Background(), 90*time.Second)
-		if rng.IntN(3) == 0 {
-			c.holder(ctx, client, box, id, sandbox.Tag("t"+strconv.Itoa(rng.IntN(2))))
+		if n < chaosHolders { // for few enough locks that they meet
+			c.holder(ctx, client, c.boxes[rng.IntN(2)], id, sandbox.Tag("t"+strconv.Itoa(rng.IntN(2))))
 		} else {
-			c.stream(ctx, client, box, id, 10+rng.IntN(60))
+			c.stream(ctx, client, box, id, 10+rng.IntN(40))
 		}
 		cancel()
 	}
@@ -220,7 +221,6 @@ func (c *chaos) stream(ctx context.Context, client *messaging.Client, box messag
 	p, err := client.Exec(ctx, box, cmd)
 	c.since("stream, start", began)
 	if err != nil {
-		c.t.Logf("stream %s in %s: %v", id, box.Sandbox, err)
 		c.ended("stream", id, err)
 		return
 	}
@@ -232,7 +232,6 @@ func (c *chaos) stream(ctx context.Context, client *messaging.Client, box messag
 	case p.Lost() == 0 && !strings.HasPrefix(want.String(), got.String()):
 		c.violated("stream %s: wrong after %d bytes", id, common(want.String(), got.String()))
 	case err != nil:
-		c.t.Logf("stream %s in %s: %d of %d bytes, then %v", id, box.Sandbox, got.Len(), want.Len(), err)
 		c.ended("stream", id, err)
 	case end.Code == nil:
 		c.count("stream: ended by " + string(end.Reason))
@@ -267,7 +266,7 @@ func (c *chaos) holder(ctx context.Context, client *messaging.Client, box messag
 		first = "rmdir held-" + string(tag) + " 2>/dev/null; "
 		c.count("holder: took over")
 	}
-	shell := fmt.Sprintf("%smkdir held-%s || exit 9; echo %s >> effects; sleep 0.2; rmdir held-%s", first, tag, id, tag)
+	shell := fmt.Sprintf("%smkdir held-%s || exit 9; echo %s >> effects; sleep 0.5; rmdir held-%s", first, tag, id, tag)
 	before := c.epoch(box)
 	r, err := client.Run(lock.Context(), box, sandbox.Command{Shell: shell, Tag: tag, Token: lock.Token()}, messaging.RunOptions{})
 	if err == nil {
@@ -307,5 +306,6 @@ func (c *chaos) ended(what, id string, err error) {
 		c.violated("%s %s: %v", what, id, err)
 		return
 	}
+	c.t.Logf("%s %s: %v", what, id, err)
 	c.count(what + ": error " + string(code))
 }

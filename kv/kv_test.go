@@ -163,9 +163,9 @@ func TestRefreshKeepsTTL(t *testing.T) {
 	})
 }
 
-// A watch tells what exists, changes, expiry, and starts anew after the
-// server was away.
-func TestWatchSurvivesRestart(t *testing.T) {
+// NK-01: a watch tells what exists, changes, expiry, and starts anew each time
+// that the server was away.
+func TestNK01WatchSurvivesRestarts(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	opts := &server.Options{
@@ -211,7 +211,7 @@ func TestWatchSurvivesRestart(t *testing.T) {
 	}
 	put("t1.a", "w1")
 	seen.wait(t, "t1.a=w1")
-	for i, owner := range []string{"w2", "w3"} {
+	for i, owner := range []string{"w2", "w3", "w4", "w5", "w6"} {
 		srv.Shutdown()
 		srv.WaitForShutdown()
 		if srv, err = server.NewServer(opts); err != nil {
