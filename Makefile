@@ -7,10 +7,10 @@ GOFUMPT       := bin/gofumpt-$(GOFUMPT_VERSION)
 PROGRAMS      := worker shoal agent dockerfilter bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test race chaos fuzz lint fmt image runsc engine build tools bench clean
+.PHONY: help demo test race chaos takeover fuzz lint fmt image runsc engine build tools bench clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: engine build ## create a sandbox, run a program in it, remove it
 	@SHOAL_IMAGE=$$(image/build.sh) && export SHOAL_IMAGE && demo/demo.sh
@@ -24,6 +24,10 @@ race: ## run the tests that need no Docker, with the race detector
 chaos: engine ## hurt a fleet, CHAOS_SECONDS=180 CHAOS_SEED= CHAOS_BREAK=fence|offset|idempotency|lock
 	@SHOAL_IMAGE=$$(image/build.sh) && export SHOAL_IMAGE CHAOS_SECONDS=$${CHAOS_SECONDS:-180} && \
 		go test $(if $(CHAOS_BREAK),-tags chaosbreak) ./e2e -run '^TestChaos$$' -count=1 -v -timeout 30m
+
+takeover: engine ## measure each takeover 20 times, TAKEOVERS=20
+	@SHOAL_IMAGE=$$(image/build.sh) && export SHOAL_IMAGE TAKEOVERS=$${TAKEOVERS:-20} && \
+		go test ./e2e -run '^(TestTakeoverAfter|TestEgressAfterTakeover)' -parallel 1 -count=1 -v -timeout 30m
 
 fuzz: ## fuzz what reads foreign bytes, FUZZTIME=20s each
 	@scripts/fuzz.sh

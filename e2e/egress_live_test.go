@@ -169,25 +169,26 @@ func TestEgressAfterTakeover(t *testing.T) {
 		}
 		return nil
 	})
-	p, former := f.owner(i.box)
-	p.kill()
-	at, killed := hits(), time.Now()
-	eventually(t, 20*time.Second, "requests arrive again", func() error {
-		if hits() <= at {
-			return fmt.Errorf("none since the owner's death")
+	var gaps []time.Duration
+	for range takeovers(t) {
+		p, former := f.owner(i.box)
+		p.kill()
+		at, killed := hits(), time.Now()
+		eventually(t, 20*time.Second, "requests arrive again", func() error {
+			if hits() <= at {
+				return fmt.Errorf("none since the owner's death")
+			}
+			return nil
+		})
+		gaps = append(gaps, time.Since(killed))
+		f.replaceDead()
+		if _, now := f.owner(i.box); now == former {
+			t.Error("the owner is the dead one")
 		}
-		return nil
-	})
-	took := time.Since(killed)
-	t.Logf("egress was back %s after the owner's death", took.Round(time.Millisecond))
-	if took > 5*time.Second {
-		t.Errorf("egress was back after %s, 5 s are promised", took)
 	}
+	judge(t, "egress back after the owner's death", gaps, 5*time.Second, 10*time.Second)
 	if n := w.hits[unlisted].Load(); n != 0 {
 		t.Errorf("%d requests reached a host that was taken off the list", n)
-	}
-	if _, now := f.owner(i.box); now == former {
-		t.Error("the owner is the dead one")
 	}
 	i.reaches(second, true)
 	i.reaches(listed, false)

@@ -79,40 +79,78 @@ func takeover(t *testing.T, f *fleet, box messaging.Target, hurt func(*process))
 	return out.gapAfter(<-hit)
 }
 
-func TestTakeoverAfterKill(t *testing.T) {
-	t.Parallel()
-	f := newFleet(t, 2)
-	gap := takeover(t, f, f.create(messaging.CreateRequest{}), func(p *process) { p.kill() })
-	t.Logf("next byte %s after kill -9", gap)
-	if gap > 10*time.Second {
-		t.Errorf("the gap is %s", gap)
+// takeovers is how often each takeover is measured: once where the machine is
+// shared and only the result counts, 20 times by `make takeover`.
+func takeovers(t *testing.T) int { t.Helper(); return setting(t, "TAKEOVERS", 1) }
+
+// judge reports the gaps and compares their median with the bound: the one that
+// is promised when enough were measured, else a wide one.
+func judge(t *testing.T, what string, gaps []time.Duration, promised, wide time.Duration) {
+	t.Helper()
+	slices.Sort(gaps)
+	median := gaps[len(gaps)/2]
+	t.Logf("%s: %d times, median %s, longest %s", what, len(gaps), median.Round(time.Millisecond), gaps[len(gaps)-1].Round(time.Millisecond))
+	if len(gaps) >= 20 && median > promised || median > wide {
+		t.Errorf("the median is over %s", promised)
 	}
 }
 
+// A worker is killed with -9 in mid-output: the next byte comes soon, none is
+// lost and none comes twice.
+func TestTakeoverAfterKill(t *testing.T) {
+	t.Parallel()
+	f := newFleet(t, 2)
+	var gaps []time.Duration
+	for range takeovers(t) {
+		gaps = append(gaps, takeover(t, f, f.create(messaging.CreateRequest{}), func(p *process) { p.kill() }))
+		f.replaceDead()
+	}
+	judge(t, "next byte after kill -9", gaps, 1500*time.Millisecond, 10*time.Second)
+}
+
+// replaceDead starts a worker for every one that has ended.
+func (f *fleet) replaceDead() {
+	f.t.Helper()
+	living := slices.DeleteFunc(f.workers, func(p *process) bool {
+		select {
+		case <-p.done:
+			return true
+		default:
+			return false
+		}
+	})
+	missing := len(f.workers) - len(living)
+	if f.workers = living; missing == 0 {
+		return
+	}
+	for range missing {
+		f.add()
+	}
+	f.settle()
+}
+
+// NK-07: a worker that is stopped in mid-output comes back to sandboxes that are
+// another's by then: its readers have lost nothing, and it does nothing more.
 func TestTakeoverAfterStop(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2)
-	var stopped *process
-	gap := takeover(t, f, f.create(messaging.CreateRequest{}), func(p *process) {
-		stopped = p
-		p.signal(syscall.SIGSTOP)
-	})
-	t.Logf("next byte %s after SIGSTOP", gap)
-	if gap > 20*time.Second {
-		t.Errorf("the gap is %s", gap)
-	}
-	// The stopped worker comes back and finds that it owns nothing: NK-07.
-	stopped.signal(syscall.SIGCONT)
-	list, err := f.client.List(t.Context(), messaging.ListRequest{})
-	if err != nil || len(list.Sandboxes) == 0 {
-		t.Fatalf("list: %v, %v", list, err)
-	}
-	box := messaging.Target{Sandbox: list.Sandboxes[0].Name}
-	for range 20 {
-		if r := f.run(box, "echo ok"); string(r.Stdout) != "ok\n" {
-			t.Fatalf("after the return: %+v", r)
+	var gaps []time.Duration
+	for range takeovers(t) {
+		var stopped *process
+		box := f.create(messaging.CreateRequest{})
+		gaps = append(gaps, takeover(t, f, box, func(p *process) {
+			stopped = p
+			p.signal(syscall.SIGSTOP)
+		}))
+		stopped.signal(syscall.SIGCONT)
+		for i := range 10 {
+			if r := f.run(box, "echo x >> f; wc -l < f"); string(r.Stdout) != fmt.Sprintf("%d\n", i+1) {
+				t.Fatalf("after the return, command %d: %q", i, r.Stdout)
+			}
 		}
+		f.settle()
 	}
+	judge(t, "next byte after SIGSTOP", gaps, 5*time.Second, 20*time.Second)
 }
 
 // A worker that drains hands its sandboxes over; a command that runs goes on
