@@ -217,12 +217,33 @@ func attacks(t *testing.T, s *secured) {
 		"forge a lock": "$KV.shoal_locks.t1.same.tag", "forge an event": "shoal.v1.t1.event.same.exited",
 		"forge a reply": "_INBOX.t2.x", "make a consumer": "$JS.API.CONSUMER.CREATE.KV_shoal_handles",
 		"read a record": "$JS.API.DIRECT.GET.KV_shoal_handles.$KV.shoal_handles.t2.same", "drop a bucket": "$JS.API.STREAM.DELETE.KV_shoal_handles",
+		"read its own record": "$JS.API.DIRECT.GET.KV_shoal_handles.$KV.shoal_handles.t1.same", "read a lock": "$JS.API.DIRECT.GET.KV_shoal_locks.$KV.shoal_locks.t2.same.tag",
+		"ask the leader for a record": "$JS.API.STREAM.MSG.GET.KV_shoal_handles", "list the keys": "$JS.API.STREAM.INFO.KV_shoal_handles",
+		"speak as the owner of another's command": "shoal.v1.t2.at.w.command.same.c.ack", "look for services": "$SRV.PING",
 	} {
 		nc, v := s.connect(t, "T1", "t1")
 		_ = nc.Publish(subject, []byte("{}"))
 		_ = nc.Flush()
 		refused(t, name, v)
 	}
+	for name, subject := range map[string]string{
+		"make a bucket": "$JS.API.STREAM.CREATE.KV_more", "change a bucket": "$JS.API.STREAM.UPDATE.KV_shoal_handles",
+		"drop a bucket": "$JS.API.STREAM.DELETE.KV_shoal_handles", "empty a bucket": "$JS.API.STREAM.PURGE.KV_shoal_handles",
+		"ask as a tenant": "shoal.v1.t1.list",
+	} {
+		nc, v := s.connect(t, "WORKER", "_worker")
+		_ = nc.Publish(subject, []byte("{}"))
+		_ = nc.Flush()
+		refused(t, "(as a worker) "+name, v)
+	}
+	nc, v = s.connect(t, "WORKER", "_worker")
+	_, _ = nc.SubscribeSync("shoal.v1.*.create") // without the group it would get every request
+	_ = nc.Flush()
+	refused(t, "(as a worker) hear every request", v)
+	nc, v = s.connect(t, "OPERATOR", "_operator")
+	_ = nc.Publish("shoal.v1.t1.exec", []byte("{}"))
+	_ = nc.Flush()
+	refused(t, "(as the operator) run a command", v)
 	foreignReply(t, s)
 }
 

@@ -84,7 +84,7 @@ func (w *Worker) newBox(tenant sandbox.Tenant, name sandbox.Name) *box {
 	return b
 }
 
-func (b *box) touch() { b.used.Store(time.Now().UnixMilli()) }
+func (b *box) touch() { b.used.Store(b.w.clock.now().UnixMilli()) }
 
 // lastUse is the later of what this worker saw and what the record says: an
 // adopter carries the idle clock on.

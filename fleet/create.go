@@ -217,7 +217,7 @@ func (w *Worker) egressOf(e sandbox.Egress) (sandbox.Egress, error) {
 func (w *Worker) newRecord(req *messaging.CreateRequest, spec sandbox.Spec, requestID string) kv.Record {
 	kept := spec
 	kept.Env = nil
-	now := time.Now().UTC()
+	now := w.clock.now().UTC()
 	return kv.Record{
 		State: kv.Creating, Spec: kept, RequestID: requestID, Owner: string(w.id),
 		Handle: sandbox.Handle{

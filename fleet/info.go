@@ -61,7 +61,7 @@ func (w *Worker) explain(ctx context.Context, r *messaging.Request) (any, error)
 			return nil, err
 		}
 	}
-	lines := w.sentences(e.Value, time.Now())
+	lines := w.sentences(e.Value, w.clock.now())
 	if b := w.peek(e.Key); b != nil && e.Value.Owner == string(w.id) && w.caps.EgressTunnel {
 		lines = append(lines, egressSentence(b.egress.Stats()))
 	}

@@ -25,7 +25,7 @@ const useEvery = time.Minute
 // slow work goes to a goroutine of its own, one per box.
 func (b *box) keep(ctx context.Context, now time.Time) {
 	rec := b.record()
-	if b.pooled || rec.Owner != string(b.w.id) || rec.State == "" || rec.State == kv.Gone || b.w.isDraining() || !b.later.due(now) {
+	if b.pooled || rec.Owner != string(b.w.id) || rec.State == "" || rec.State == kv.Gone || b.w.isDraining() || !b.later.due(time.Now()) {
 		return
 	}
 	if !b.keeping.CompareAndSwap(false, true) {
@@ -67,7 +67,7 @@ func (f *backoff) note(err error) {
 // due returns what is to be done now, nil for nothing.
 func (b *box) due(rec kv.Record, now time.Time) func(context.Context) error {
 	used := b.lastUse()
-	if act := b.stuck(rec, now); act != nil {
+	if act := b.stuck(rec); act != nil {
 		return act
 	}
 	if rec.TTL > 0 && now.After(rec.Created.Add(rec.TTL.Duration())) {
@@ -90,7 +90,7 @@ func (b *box) due(rec kv.Record, now time.Time) func(context.Context) error {
 	if b.live() != nil && rec.State == kv.Running && !b.tunnelOn() && now.Sub(used) > b.w.cfg.DetachAfter {
 		return b.detachIdle
 	}
-	if now.Sub(b.lastProof()) > proveEvery {
+	if time.Since(b.lastProof()) > proveEvery {
 		return b.prove
 	}
 	return nil
@@ -114,7 +114,7 @@ func (b *box) prove(ctx context.Context) error {
 // stuck returns what finishes an operation that failed in its middle: no other
 // worker looks after a record whose owner lives. While an operation runs it
 // holds the gate.
-func (b *box) stuck(rec kv.Record, now time.Time) func(context.Context) error {
+func (b *box) stuck(rec kv.Record) func(context.Context) error {
 	var act func(context.Context) error
 	switch rec.State {
 	case kv.Suspending, kv.Resuming:
@@ -122,7 +122,7 @@ func (b *box) stuck(rec kv.Record, now time.Time) func(context.Context) error {
 	case kv.Destroying:
 		act = func(ctx context.Context) error { return b.removeAs(ctx, b.record(), "destroyed") }
 	case kv.Creating:
-		if now.Sub(rec.Changed) < b.w.cfg.SweepGrace {
+		if time.Since(rec.Changed) < b.w.cfg.SweepGrace {
 			return nil // a repeat of the create may be on its way
 		}
 		act = func(ctx context.Context) error { return b.removeAs(ctx, b.record(), createFailed) }

@@ -349,7 +349,11 @@ func (w *Worker) lockRelease(ctx context.Context, r *messaging.Request) (any, er
 			return nil, err
 		}
 	}
-	return messaging.Done{}, b.removeLock(ctx, req, e)
+	if err := b.removeLock(ctx, req, e); err != nil {
+		return nil, err
+	}
+	b.event(messaging.EventUnlocked, map[string]string{"tag": string(req.Tag), "holder": e.Value.Holder})
+	return messaging.Done{}, nil
 }
 
 // removeLock removes the key of a lock; a renewal of the same holder that comes

@@ -34,6 +34,7 @@ type Worker struct {
 	bg sync.WaitGroup
 
 	started time.Time
+	clock   steady
 	peers   peers
 	locks   *lockWatch
 	pool    pool
@@ -64,7 +65,7 @@ func New(cfg Config) (*Worker, error) {
 		cfg: cfg, id: cfg.ID, store: cfg.Store, provider: cfg.Provider, caps: cfg.Provider.Capabilities(),
 		log: cfg.Log.With("worker", cfg.ID), boxes: map[string]*box{}, locks: newLockWatch(), ready: make(chan struct{}),
 		decisions: newDecisions(),
-		incoming:  map[string]sandbox.Limits{}, check: make(chan struct{}, 1),
+		incoming:  map[string]sandbox.Limits{}, check: make(chan struct{}, 1), clock: newSteady(),
 	}
 	w.pool.warmer, _ = cfg.Provider.(sandbox.Warmer)
 	var err error
@@ -158,7 +159,7 @@ func (w *Worker) box(tenant sandbox.Tenant, name sandbox.Name) *box {
 		b = w.newBox(tenant, name)
 		w.boxes[key] = b
 	}
-	b.seen.Store(time.Now().UnixMilli())
+	b.seen.Store(w.clock.now().UnixMilli())
 	return b
 }
 
@@ -168,7 +169,7 @@ func (w *Worker) find(key string) *box {
 	defer w.mu.Unlock()
 	b := w.boxes[key]
 	if b != nil {
-		b.seen.Store(time.Now().UnixMilli())
+		b.seen.Store(w.clock.now().UnixMilli())
 	}
 	return b
 }
@@ -231,7 +232,8 @@ func (w *Worker) keepBoxes() {
 		select {
 		case <-w.ctx.Done():
 			return
-		case now := <-tick.C:
+		case <-tick.C:
+			now := w.clock.now()
 			for _, b := range w.all() {
 				b.keep(w.ctx, now)
 				w.reap(b, now)

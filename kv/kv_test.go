@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net"
 	"sync"
 	"testing"
@@ -160,6 +161,57 @@ func TestRefreshKeepsTTL(t *testing.T) {
 		if got, _ := s.Workers.Get(t.Context(), "w1"); got.Exists {
 			t.Fatal("removed, but there")
 		}
+	})
+}
+
+// LC-06: a renewal at the very moment of expiry either holds, and the lease then
+// lives for a whole term, or tells its holder that it is lost: never neither.
+func TestLC06RenewalAtTheMomentOfExpiry(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, nc := connect(t, t.TempDir())
+		s := openStore(t, nc)
+		const leases, term = 200, 2 * time.Second
+		entries := make([]*kv.Entry[kv.Lock], leases)
+		began := time.Now()
+		for i := range entries {
+			e, err := s.Locks.Get(t.Context(), kv.LockKey("t", "s", sandbox.Tag(fmt.Sprint("l", i))))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := s.Locks.PutFor(t.Context(), e, term); err != nil {
+				t.Fatal(err)
+			}
+			entries[i] = e
+		}
+		held := make([]bool, leases)
+		for i, e := range entries { // from 5 ms before to 5 ms after
+			time.Sleep(time.Until(began.Add(term + time.Duration(i-leases/2)*50*time.Microsecond)))
+			err := s.Locks.PutFor(t.Context(), e, term)
+			if held[i] = err == nil; err != nil && !kv.IsRevision(err) {
+				t.Fatalf("lease %d: %v", i, err)
+			}
+		}
+		renewed := 0
+		time.Sleep(term - 500*time.Millisecond)
+		for i, e := range entries {
+			now, err := s.Locks.Get(t.Context(), e.Key)
+			if err != nil || now.Exists != held[i] {
+				t.Fatalf("lease %d: its holder was told %v, it is there: %v, %v", i, held[i], now.Exists, err)
+			}
+			if held[i] {
+				renewed++
+			}
+		}
+		if renewed == 0 {
+			t.Error("none was renewed")
+		}
+		time.Sleep(time.Second)
+		for i, e := range entries {
+			if now, err := s.Locks.Get(t.Context(), e.Key); err != nil || now.Exists {
+				t.Fatalf("lease %d never ends: %v", i, err)
+			}
+		}
+		t.Logf("%d of %d renewals held", renewed, leases)
 	})
 }
 

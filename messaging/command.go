@@ -266,6 +266,7 @@ const (
 	EventAllowed    EventKind = "allowed" // egress, only when watched
 	EventEgress     EventKind = "egress"  // the policy changed
 	EventLocked     EventKind = "locked"
+	EventUnlocked   EventKind = "unlocked"
 	EventLockLost   EventKind = "lock-lost"
 	EventTerminated EventKind = "terminated" // stopped without being asked
 )
