@@ -16,8 +16,9 @@ const (
 	createGrace = 10 * time.Second
 	// cleanupTime bounds the removal of what a failed create left.
 	cleanupTime = 30 * time.Second
-	// lateAnswers is when a create whose answer was lost is looked for again.
-	lateAnswers = 2 * time.Second
+	// lateAnswers is when a create whose answer was lost is looked for again, in
+	// first waits of a repetition: 2 s.
+	lateAnswers = 4
 )
 
 // Create implements [sandbox.Provider]. The limits are the template's: what was
@@ -93,7 +94,7 @@ func (p *Provider) lookAfter(ctx context.Context, filter map[string]string, look
 		if err != nil {
 			p.log.LogAttrs(ctx, slog.LevelWarn, "e2b create may have left a sandbox", slog.String("error", err.Error()))
 		}
-		if n > 0 || look >= looks || !sleep(ctx, lateAnswers) {
+		if n > 0 || look >= looks || !sleep(ctx, lateAnswers*p.api.backoff) {
 			return
 		}
 	}

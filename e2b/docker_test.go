@@ -173,10 +173,14 @@ func (b *inside) requests(t *testing.T) {
 		}
 	}
 	t.Logf("%d requests for %d commands", len(requests), commands)
-	if len(requests) > 2*commands {
+	if len(requests) > 2*commands+signs {
 		t.Errorf("%d requests for %d commands", len(requests), commands)
 	}
 }
+
+// signs are requests of the stream itself that may fall between the commands: it
+// shows now and then that it lives.
+const signs = 2
 
 // uploads writes through a link that leads out: E2B's own upload would follow it
 // as root, the agent writes as the user, and E2B's is never used.

@@ -38,24 +38,31 @@ func testLifeIsNeverShortened(t *testing.T) {
 }
 
 func TestLifeIsPushedBackWhileAttached(t *testing.T) {
+	t.Parallel()
 	fake := e2btest.New(t, e2btest.Config{})
 	p := newProvider(t, fake)
-	p.cfg.TimeoutSeconds = 1 // below what the settings take, to see it within the test
+	p.cfg.TimeoutSeconds = 3 // below what the settings take, to see it within the test
 	h := create(t, p, "a")
+	began := time.Now()
 	s, err := p.Attach(t.Context(), h, true)
 	if err != nil {
 		t.Fatal(err)
 	}
-	time.Sleep(1800 * time.Millisecond)
-	box, _ := fake.Sandbox(h.Ref)
-	refreshes := count(fake, "POST", "/sandboxes/"+h.Ref+"/refreshes")
-	if box.State != "running" || refreshes < 2 || refreshes > 4 {
-		t.Errorf("%s after %d refreshes", box.State, refreshes)
+	refreshes := func() int { return count(fake, "POST", "/sandboxes/"+h.Ref+"/refreshes") }
+	for refreshes() < 3 {
+		if time.Since(began) > time.Minute {
+			t.Fatalf("%d refreshes in a minute", refreshes())
+		}
+		time.Sleep(50 * time.Millisecond)
 	}
-	s.Close()
+	box, _ := fake.Sandbox(h.Ref)
+	if took := time.Since(began); box.State != "running" || took < 4*time.Second {
+		t.Errorf("%s, three refreshes in %s", box.State, took)
+	}
+	_ = s.Close()
 	fake.Forget()
-	time.Sleep(700 * time.Millisecond)
-	if n := count(fake, "POST", "/sandboxes/"+h.Ref+"/refreshes"); n != 0 {
+	time.Sleep(2 * time.Second)
+	if n := refreshes(); n != 0 {
 		t.Errorf("%d refreshes after the end of the stream", n)
 	}
 }
@@ -148,6 +155,7 @@ func TestSuspendAndDestroyAreIdempotent(t *testing.T) {
 }
 
 func TestSlowPauseIsWaitedFor(t *testing.T) {
+	t.Parallel()
 	fake := e2btest.New(t, e2btest.Config{})
 	p := newProvider(t, fake)
 	h := create(t, p, "a")

@@ -306,7 +306,7 @@ func checkLargeInput(t *testing.T, e *envd) {
 	}
 	s := newStream(e, body, pid)
 	defer s.Close()
-	data := bytes.Repeat([]byte("0123456789abcdef"), 4*maxInput/16)
+	data := bytes.Repeat([]byte("0123456789abcdef"), 2*maxInput/16)
 	wrote := make(chan error, 1)
 	go func() {
 		_, err := s.Write(data)

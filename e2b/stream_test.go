@@ -222,6 +222,7 @@ func TestCloseDeliversAndDismisses(t *testing.T) {
 }
 
 func TestCloseIsBounded(t *testing.T) {
+	t.Parallel()
 	fake, _, s := opened(t, cat)
 	fake.Inject(e2btest.Fault{Match: "POST /process.Process/SendInput", Delay: time.Minute})
 	fake.Inject(e2btest.Fault{Match: "POST /process.Process/CloseStdin", Delay: time.Minute})
