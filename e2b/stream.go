@@ -13,8 +13,9 @@ import (
 
 const (
 	// gather is how long the first bytes wait for company, so that what is
-	// written together travels in one request.
-	gather = 2 * time.Millisecond
+	// written together travels in one request. It is longer than the session
+	// above holds back an end that finds no company (5 ms).
+	gather = 8 * time.Millisecond
 	// maxInput bounds one SendInput; the limit of the cloud's proxy is unverified.
 	maxInput = 256 << 10
 	// maxPending bounds what is written but not yet sent; then Write waits.
