@@ -14,7 +14,7 @@ import (
 	"shoal/sandbox"
 )
 
-// 2,000 short and 50 long commands: one terminal message each and no byte
+// RL-04: 2,000 short and 50 long commands: one terminal message each and no byte
 // missing. Then 8,000 more: the agent and the worker stay as small as they
 // were, and no zombie is left.
 func TestManyCommands(t *testing.T) {

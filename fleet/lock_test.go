@@ -66,7 +66,7 @@ func TestLocksExclude(t *testing.T) {
 	}
 }
 
-// A holder that dies loses its lock by time; what it ran is ended before the
+// NK-05: a holder that dies loses its lock by time; what it ran is ended before the
 // next holder is granted, and the next one is told so.
 func TestLockTakenOver(t *testing.T) {
 	t.Parallel()

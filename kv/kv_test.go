@@ -125,7 +125,7 @@ func TestUnknownFieldsAreKept(t *testing.T) {
 	}
 }
 
-// A refreshed entry keeps its TTL: an ordinary KV update would take it away.
+// NK-04: a refreshed entry keeps its TTL, and an expired one can be taken at once: an ordinary KV update would take it away.
 func TestRefreshKeepsTTL(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, nc := connect(t, t.TempDir())
