@@ -100,9 +100,10 @@ func judge(t *testing.T, what string, gaps []time.Duration, promised, wide time.
 func TestTakeoverAfterKill(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2)
+	box := f.create(messaging.CreateRequest{})
 	var gaps []time.Duration
 	for range takeovers(t) {
-		gaps = append(gaps, takeover(t, f, f.create(messaging.CreateRequest{}), func(p *process) { p.kill() }))
+		gaps = append(gaps, takeover(t, f, box, func(p *process) { p.kill() }))
 		f.replaceDead()
 	}
 	judge(t, "next byte after kill -9", gaps, 1500*time.Millisecond, 10*time.Second)
@@ -134,17 +135,17 @@ func (f *fleet) replaceDead() {
 func TestTakeoverAfterStop(t *testing.T) {
 	t.Parallel()
 	f := newFleet(t, 2)
+	box := f.create(messaging.CreateRequest{})
 	var gaps []time.Duration
 	for range takeovers(t) {
 		var stopped *process
-		box := f.create(messaging.CreateRequest{})
 		gaps = append(gaps, takeover(t, f, box, func(p *process) {
 			stopped = p
 			p.signal(syscall.SIGSTOP)
 		}))
 		stopped.signal(syscall.SIGCONT)
 		for i := range 10 {
-			if r := f.run(box, "echo x >> f; wc -l < f"); string(r.Stdout) != fmt.Sprintf("%d\n", i+1) {
+			if r := f.run(box, fmt.Sprintf("echo x >> f%d; wc -l < f%d", len(gaps), len(gaps))); string(r.Stdout) != fmt.Sprintf("%d\n", i+1) {
 				t.Fatalf("after the return, command %d: %q", i, r.Stdout)
 			}
 		}
