@@ -255,7 +255,7 @@ func TestNK13FiftyClaimsOnTen(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(nc.Close)
-		c.Store = r.store(nc) // the records alone: a worker that is slow in all is taken for dead
+		c.Store = r.store(nc)    // the records alone: a worker that is slow in all is taken for dead
 		c.SweepEvery = time.Hour // the stolen ones stay where they are
 	}
 	for range 3 {

@@ -107,7 +107,7 @@ func TestSettings(t *testing.T) {
 	t.Parallel()
 	for args, ok := range map[string]bool{
 		"-quick -json": true, "-only exec,growth": true, "-for 2s": true, "-growth 1,2": true,
-		"-only warm": false, "-for 2s -count 3": false, "-growth 2,1": false, "-growth 0": false, "rest": false, "-count -1": false,
+		"-only cold": false, "-for 2s -count 3": false, "-growth 2,1": false, "-growth 0": false, "rest": false, "-count -1": false,
 	} {
 		if _, err := parse(strings.Fields(args), t.Output()); (err == nil) != ok {
 			t.Errorf("%s: %v", args, err)

@@ -27,6 +27,7 @@ type rig struct {
 
 	dir     string // for the workers' state and logs
 	fleet   string
+	flags   []string // of its workers
 	home    *worker // with NATS inside; nil when the fleet is given
 	homeURL string  // of that NATS server
 	client  *messaging.Client
@@ -112,8 +113,12 @@ func eventually(ctx context.Context, what string, do func() error) error {
 
 // create makes a sandbox; the end of the run removes it where nobody did before.
 func (r *rig) create(ctx context.Context) (messaging.Target, error) {
+	return r.createOf(ctx, limits())
+}
+
+func (r *rig) createOf(ctx context.Context, l sandbox.Limits) (messaging.Target, error) {
 	info, err := r.client.Create(ctx, messaging.CreateRequest{
-		Name: sandbox.Name("bench-" + sandbox.NewID()[:12]), Limits: limits(),
+		Name: sandbox.Name("bench-" + sandbox.NewID()[:12]), Limits: l,
 		Egress: sandbox.Egress{Mode: sandbox.EgressNone}, TTL: sandbox.Milliseconds(r.settings.timeout.Milliseconds()),
 		Metadata: map[string]string{"bench": r.fleet},
 	})

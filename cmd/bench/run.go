@@ -30,6 +30,7 @@ func groups() []group {
 		{name: "lock", rows: lockRows},
 		{name: "messaging", rows: messagingRows},
 		{name: "takeover", own: true, rows: takeoverRows},
+		{name: "warm", own: true, rows: warmRows},
 		{name: "growth", own: true, rows: growthRows},
 	}
 }

@@ -33,7 +33,7 @@ func startWorker(r *rig, bus string, args ...string) (*worker, error) {
 	defer log.Close() // the process has its own descriptor
 	args = append([]string{
 		"--fleet", r.fleet, "--image", r.settings.image, "--docker-endpoint", r.settings.endpoint, "--log-level", "warn",
-	}, args...)
+	}, append(args, r.flags...)...)
 	w.cmd = exec.Command(r.settings.worker, args...) //nolint:noctx // stop ends it, and in order
 	w.cmd.Stdout, w.cmd.Stderr = log, log
 	w.cmd.Env = append(os.Environ(), "SHOAL_NATS_URL="+bus) // holds a password, which arguments would show
