@@ -24,7 +24,7 @@ func TestSmoke(t *testing.T) {
 		t.Fatalf("build the worker: %v\n%s", err, out)
 	}
 	s, err := parse([]string{
-		"-json", "-count", "5", "-output-mb", "8", "-only", "exec,file,output,create,takeover,messaging",
+		"-json", "-count", "5", "-output-mb", "8", "-only", "exec,file,output,create,takeover,messaging,warm",
 		"-worker", worker, "-docker-endpoint", dockertest.Endpoint(), "-image", dockertest.Image, "-timeout", "10m",
 	}, t.Output())
 	if err != nil {
@@ -43,7 +43,8 @@ func TestSmoke(t *testing.T) {
 	}
 	dockertest.NothingLeft(t, got.Settings.Fleet)
 	dockertest.NothingLeft(t, got.Settings.Fleet+"-hand")
-	for name, better := range map[string]float64{"exec": 1, "exec16": 1, "file4k": 1, "output": 0, "create_cold": 0, "takeover": -1} {
+	dockertest.NothingLeft(t, got.Settings.Fleet+"-warm")
+	for name, better := range map[string]float64{"exec": 1, "exec16": 1, "file4k": 1, "output": 0, "create_cold": 0, "create_warm": 1, "takeover": -1} {
 		i := slices.IndexFunc(got.Rows, func(r map[string]any) bool { return r["name"] == name })
 		if i < 0 {
 			t.Errorf("no row %s", name)
