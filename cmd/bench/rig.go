@@ -28,8 +28,8 @@ type rig struct {
 	dir     string // for the workers' state and logs
 	fleet   string
 	flags   []string // of its workers
-	home    *worker // with NATS inside; nil when the fleet is given
-	homeURL string  // of that NATS server
+	home    *worker  // with NATS inside; nil when the fleet is given
+	homeURL string   // of that NATS server
 	client  *messaging.Client
 	engine  *dockerbench.Engine
 	box     messaging.Target // a sandbox for all rows

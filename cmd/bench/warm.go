@@ -48,7 +48,7 @@ func (r *rig) warmFleet(ctx context.Context) (*rig, error) {
 			"--disk-mb", strconv.Itoa(l.DiskMB), "--pids", strconv.Itoa(l.Pids),
 		},
 	}
-	if err := os.Mkdir(w.dir, 0o700); err != nil {
+	if err := os.Mkdir(w.dir, 0o700); err != nil { //nolint:gosec // MkdirTemp made its parent
 		return w, fmt.Errorf("make a directory for the worker: %w", err)
 	}
 	return w, w.connect(ctx)
