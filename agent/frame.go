@@ -9,6 +9,8 @@ import (
 	"sync"
 
 	"github.com/vmihailenco/msgpack/v5"
+
+	"shoal/sandbox/wellformed"
 )
 
 // kind says what a frame's body is.
@@ -104,8 +106,8 @@ func encode(w io.Writer, v any) error {
 // decode reads body into v after checking that it is one well-formed value
 // whose lengths are covered by its bytes.
 func decode(body []byte, v any) error {
-	if err := wellFormed(body); err != nil {
-		return err
+	if err := wellformed.Check(body, maxDepth); err != nil {
+		return fmt.Errorf("%w: %w", errFrame, err)
 	}
 	d := msgpack.GetDecoder()
 	defer msgpack.PutDecoder(d)

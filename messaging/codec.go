@@ -15,10 +15,10 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 
 	"shoal/sandbox"
+	"shoal/sandbox/wellformed"
 )
 
-// maxDepth bounds the nesting of a JSON body; msgpack bodies cannot nest
-// deeper than their Go types, since unknown fields are refused unread.
+// maxDepth bounds the nesting of a body.
 const maxDepth = 16
 
 // maxBody is the most bytes of a body, the default max_payload of NATS.
@@ -48,6 +48,9 @@ func resetEncoder(enc *msgpack.Encoder, w io.Writer) {
 func decodeAnswer(data []byte, asJSON bool, v any) error {
 	if asJSON {
 		return json.Unmarshal(data, v)
+	}
+	if err := wellformed.Check(data, maxDepth); err != nil {
+		return err
 	}
 	dec := msgpack.GetDecoder()
 	defer msgpack.PutDecoder(dec)
@@ -109,6 +112,9 @@ func checkDepth(data []byte) error {
 // decodeMsgpack reads the top level by itself, so that it can name the field
 // at fault and refuse one that comes twice.
 func decodeMsgpack(data []byte, v any) error {
+	if err := wellformed.Check(data, maxDepth); err != nil {
+		return sandbox.InvalidField("body", "not one whole msgpack value, nested at most %d deep", maxDepth).Wrap(err)
+	}
 	r := bytes.NewReader(data)
 	dec := msgpack.GetDecoder()
 	defer msgpack.PutDecoder(dec)

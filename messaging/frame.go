@@ -8,6 +8,7 @@ import (
 	"github.com/vmihailenco/msgpack/v5"
 
 	"shoal/sandbox"
+	"shoal/sandbox/wellformed"
 )
 
 // MaxChunk is the most bytes of output in one frame.
@@ -106,6 +107,9 @@ func (f *Frame) encode(buf *bytes.Buffer) error {
 func decodeFrame(data []byte, asJSON bool) (Frame, error) {
 	if asJSON {
 		return decodeJSONFrame(data)
+	}
+	if err := wellformed.Check(data, maxDepth); err != nil {
+		return Frame{}, badFrame(err)
 	}
 	r := bytes.NewReader(data)
 	dec := msgpack.GetDecoder()

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"reflect"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -122,6 +123,37 @@ func FuzzParseSubject(f *testing.F) {
 
 // Whatever the bytes are, decoding neither panics nor accepts what Validate
 // was not asked about.
+// A length that lies costs nothing: not in the request, and not in what the
+// decoder keeps for the next.
+func TestLyingLengths(t *testing.T) { //nolint:paralleltest // it counts the process's memory
+	lies := [][]byte{
+		{0x81, 0xc6, 0xc6, 0xc6, 0xc6, 0xc6},
+		{0x81, 0xdb, 0x7f, 0xff, 0xff, 0xff, 'a'},
+		{0xdf, 0x7f, 0xff, 0xff, 0xff, 0xa1, 'a'},
+		{0x81, 0xa7, 's', 'a', 'n', 'd', 'b', 'o', 'x', 0xdb, 0x7f, 0xff, 0xff, 0xff, 'a'},
+		bytes.Repeat([]byte{0x91}, 1<<16),
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	for range 20 {
+		for _, lie := range lies {
+			if err := decodeRequest(lie, false, &ExecRequest{}); sandbox.CodeOf(err) != sandbox.Invalid || sandbox.AsError(err).Field == "" {
+				t.Errorf("%x: %v, want invalid with the field", lie[:min(len(lie), 20)], err)
+			}
+			if _, err := decodeFrame(lie, false); err == nil {
+				t.Errorf("%x is a frame", lie[:min(len(lie), 20)])
+			}
+			if err := decodeAnswer(lie, false, &answer[Done]{}); err == nil {
+				t.Errorf("%x is an answer", lie[:min(len(lie), 20)])
+			}
+		}
+	}
+	runtime.ReadMemStats(&after)
+	if n := after.TotalAlloc - before.TotalAlloc; n > 4<<20 {
+		t.Errorf("%d bytes were allocated for lies", n)
+	}
+}
+
 func FuzzDecodeRequest(f *testing.F) {
 	f.Add([]byte(`{"sandbox":"a","command":{"id":"c","shell":"x"}}`), true)
 	f.Add([]byte{0x81, 0xa7, 's', 'a', 'n', 'd', 'b', 'o', 'x', 0xa1, 'a'}, false)

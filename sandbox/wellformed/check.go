@@ -1,21 +1,23 @@
-package agent
+package wellformed
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 )
 
-// wellFormed reports whether b is exactly one msgpack value, nested at most
-// maxDepth deep, whose every length is covered by bytes that are there. The
-// decoder itself recurses without bound when it skips and allocates by the
-// lengths it is told, so nothing foreign reaches it unchecked.
-func wellFormed(b []byte) error {
-	rest, err := skipValue(b, maxDepth)
+// ErrMalformed is what every error of [Check] is.
+var ErrMalformed = errors.New("malformed msgpack")
+
+// Check reports whether b is exactly one msgpack value, nested at most depth
+// deep, whose every length is covered by bytes that are there.
+func Check(b []byte, depth int) error {
+	rest, err := skipValue(b, depth)
 	if err != nil {
 		return err
 	}
 	if len(rest) > 0 {
-		return fmt.Errorf("%d bytes after the value: %w", len(rest), errFrame)
+		return fmt.Errorf("%d bytes after the value: %w", len(rest), ErrMalformed)
 	}
 	return nil
 }
@@ -23,7 +25,7 @@ func wellFormed(b []byte) error {
 // skipValue returns what follows the first value of b.
 func skipValue(b []byte, depth int) ([]byte, error) {
 	if len(b) == 0 || depth == 0 {
-		return nil, fmt.Errorf("cut off or nested too deep: %w", errFrame)
+		return nil, fmt.Errorf("cut off or nested too deep: %w", ErrMalformed)
 	}
 	c, rest := b[0], b[1:]
 	switch {
@@ -58,13 +60,13 @@ var sizes = [...]struct{ length, fixed, values int }{
 
 func skipSized(c byte, b []byte, depth int) ([]byte, error) {
 	if c < firstSized || int(c-firstSized) >= len(sizes) {
-		return nil, fmt.Errorf("format %#x: %w", c, errFrame)
+		return nil, fmt.Errorf("format %#x: %w", c, ErrMalformed)
 	}
 	s := sizes[c-firstSized]
 	n := 0
 	if s.length > 0 {
 		if len(b) < s.length {
-			return nil, fmt.Errorf("cut off: %w", errFrame)
+			return nil, fmt.Errorf("cut off: %w", ErrMalformed)
 		}
 		n = readLength(b[:s.length])
 		b = b[s.length:]
@@ -87,14 +89,14 @@ func readLength(b []byte) int {
 
 func skipBytes(b []byte, n int) ([]byte, error) {
 	if n > len(b) {
-		return nil, fmt.Errorf("a length of %d with %d bytes left: %w", n, len(b), errFrame)
+		return nil, fmt.Errorf("a length of %d with %d bytes left: %w", n, len(b), ErrMalformed)
 	}
 	return b[n:], nil
 }
 
 func skipMany(b []byte, n, depth int) ([]byte, error) {
 	if n > len(b) { // each value needs a byte at least
-		return nil, fmt.Errorf("%d values with %d bytes left: %w", n, len(b), errFrame)
+		return nil, fmt.Errorf("%d values with %d bytes left: %w", n, len(b), ErrMalformed)
 	}
 	var err error
 	for range n {
