@@ -41,8 +41,19 @@ func (c *Client) Rename(ctx context.Context, f PathTarget, to string, replace bo
 }
 
 // ReadFile returns a file's content, or what o selects of it, at most
-// most bytes: more is TooLarge.
+// most bytes: more is TooLarge. When the worker is lost in the middle it reads
+// again from the beginning, since the file may be another by then.
 func (c *Client) ReadFile(ctx context.Context, f PathTarget, o sandbox.ReadOptions, most int64) ([]byte, error) {
+	const tries = 3
+	for try := 1; ; try++ {
+		b, err := c.readFile(ctx, f, o, most)
+		if try == tries || sandbox.CodeOf(err) != sandbox.Unavailable || ctx.Err() != nil {
+			return b, err
+		}
+	}
+}
+
+func (c *Client) readFile(ctx context.Context, f PathTarget, o sandbox.ReadOptions, most int64) ([]byte, error) {
 	r, err := c.Open(ctx, f, o)
 	if err != nil {
 		return nil, err

@@ -79,13 +79,36 @@ func (a *app) putFile(client *messaging.Client, from string, to messaging.PathTa
 			return err
 		}
 	}
-	m := a.newMeter(to.Path, o.Size)
-	defer m.finish()
-	info, err := client.Upload(a.ctx, to, io.TeeReader(in, m), o)
+	var info sandbox.FileInfo
+	err := a.again(in, func() (err error) {
+		m := a.newMeter(to.Path, o.Size)
+		defer m.finish()
+		info, err = client.Upload(a.ctx, to, io.TeeReader(in, m), o)
+		return err
+	})
 	if err != nil {
 		return fmt.Errorf("copy to %s: %w", to.Path, err)
 	}
 	return a.copied(info)
+}
+
+// again repeats a copy whose worker was lost in the middle, from the beginning
+// of the local file: a file is replaced whole, so a copy too many does no harm.
+// What cannot go back to its beginning, a pipe, is copied once.
+func (a *app) again(local any, once func() error) error {
+	const tries = 3
+	for try := 1; ; try++ {
+		err := once()
+		file, ok := local.(io.Seeker)
+		code := sandbox.CodeOf(err)
+		if !ok || try == tries || code != sandbox.Unavailable && code != sandbox.OutcomeUnknown || a.ctx.Err() != nil {
+			return err
+		}
+		if _, serr := file.Seek(0, io.SeekStart); serr != nil {
+			return err
+		}
+		fmt.Fprintln(a.stderr, "shoal: the worker was lost; copying again")
+	}
 }
 
 // intoDir adds the file's name when the destination is a directory.
@@ -112,13 +135,13 @@ func (a *app) copied(info sandbox.FileInfo) error {
 // getFile copies one file out of a sandbox; the destination holds the old
 // content or the whole new one.
 func (a *app) getFile(client *messaging.Client, from messaging.PathTarget, to string) error {
-	r, err := client.Open(a.ctx, from, sandbox.ReadOptions{})
-	if err != nil {
-		return err
-	}
-	defer r.Close()
 	if to == "-" {
-		_, err := io.Copy(a.stdout, r)
+		r, err := client.Open(a.ctx, from, sandbox.ReadOptions{})
+		if err != nil {
+			return err
+		}
+		defer r.Close()
+		_, err = io.Copy(a.stdout, r)
 		return err
 	}
 	if st, err := os.Stat(to); err == nil && st.IsDir() {
@@ -129,15 +152,13 @@ func (a *app) getFile(client *messaging.Client, from messaging.PathTarget, to st
 		return err
 	}
 	defer func() { _ = os.Remove(tmp.Name()) }() // gone already when it was renamed
-	m := a.newMeter(from.Path, -1)
-	_, err = io.Copy(io.MultiWriter(tmp, m), r)
-	m.finish()
+	var end messaging.ReadEnd
+	err = a.again(tmp, func() (err error) {
+		end, err = a.download(client, from, tmp)
+		return err
+	})
 	if err := errors.Join(err, tmp.Close()); err != nil {
 		return fmt.Errorf("copy %s: %w", from.Path, err)
-	}
-	end, err := r.End()
-	if err != nil {
-		return err
 	}
 	mode := os.FileMode(end.Info.Mode).Perm()
 	if mode == 0 {
@@ -150,6 +171,24 @@ func (a *app) getFile(client *messaging.Client, from messaging.PathTarget, to st
 		return err
 	}
 	return a.copied(end.Info)
+}
+
+// download fills file with a file of a sandbox.
+func (a *app) download(client *messaging.Client, from messaging.PathTarget, file *os.File) (messaging.ReadEnd, error) {
+	r, err := client.Open(a.ctx, from, sandbox.ReadOptions{})
+	if err != nil {
+		return messaging.ReadEnd{}, err
+	}
+	defer r.Close()
+	if err := file.Truncate(0); err != nil { // of what an earlier try has left
+		return messaging.ReadEnd{}, err
+	}
+	m := a.newMeter(from.Path, -1)
+	defer m.finish()
+	if _, err := io.Copy(io.MultiWriter(file, m), r); err != nil {
+		return messaging.ReadEnd{}, err
+	}
+	return r.End()
 }
 
 // putTree copies a directory into a sandbox as a tar archive.
