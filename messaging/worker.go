@@ -25,12 +25,12 @@ type WorkerInfo struct {
 	Version  string    `json:"version"`
 	Started  time.Time `json:"started"`
 	// State is "serving", "draining" or "engine_down".
-	State     string         `json:"state"`
-	Sandboxes int            `json:"sandboxes"`
+	State     string `json:"state"`
+	Sandboxes int    `json:"sandboxes"`
 	// Warm is how many sandboxes it has made ahead.
-	Warm int `json:"warm,omitempty"`
-	Capacity  sandbox.Limits `json:"capacity"`
-	Used      sandbox.Limits `json:"used"`
+	Warm     int            `json:"warm,omitempty"`
+	Capacity sandbox.Limits `json:"capacity"`
+	Used     sandbox.Limits `json:"used"`
 }
 
 // SweepRequest asks for one sweep now.
