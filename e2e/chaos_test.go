@@ -89,9 +89,11 @@ func TestChaos(t *testing.T) {
 	}
 	c.settle()
 	for range chaosSandboxes {
-		info, err := c.client.Create(t.Context(), messaging.CreateRequest{
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		info, err := c.client.Create(ctx, messaging.CreateRequest{
 			Name: sandbox.Name("chaos-" + sandbox.NewID()[:8]), Limits: sandbox.Limits{MemoryMB: 256, Pids: 256},
 		})
+		cancel()
 		if err != nil {
 			t.Fatalf("create: %v", err)
 		}

@@ -25,7 +25,10 @@ func (c *chaos) verify() {
 		c.effects(box)
 	}
 	for _, box := range c.boxes {
-		if _, err := c.client.Destroy(c.t.Context(), box); err != nil {
+		ctx, cancel := context.WithTimeout(c.t.Context(), patience)
+		_, err := c.client.Destroy(ctx, box)
+		cancel()
+		if err != nil {
 			c.violated("destroy %s: %v", box.Sandbox, err)
 		}
 	}
@@ -47,7 +50,9 @@ func (c *chaos) verify() {
 
 // effects compares what the commands of a sandbox have done with how they ended.
 func (c *chaos) effects(box messaging.Target) {
-	data, err := c.client.Run(c.t.Context(), box, sandbox.Command{Shell: "cat effects"}, messaging.RunOptions{})
+	ctx, cancel := context.WithTimeout(c.t.Context(), patience)
+	defer cancel()
+	data, err := c.client.Run(ctx, box, sandbox.Command{Shell: "cat effects"}, messaging.RunOptions{})
 	if err != nil {
 		c.violated("read the effects of %s: %v", box.Sandbox, err)
 		return

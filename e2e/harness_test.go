@@ -280,6 +280,9 @@ func (f *fleet) settle() {
 	})
 }
 
+// patience is how long an engine that has much else to do may take.
+const patience = 2 * time.Minute
+
 // create makes a sandbox that is destroyed with the test.
 func (f *fleet) create(r messaging.CreateRequest) messaging.Target {
 	f.t.Helper()
@@ -289,7 +292,9 @@ func (f *fleet) create(r messaging.CreateRequest) messaging.Target {
 	if r.Limits.MemoryMB == 0 {
 		r.Limits = sandbox.Limits{MemoryMB: 512, Pids: 256}
 	}
-	info, err := f.client.Create(f.t.Context(), r)
+	ctx, cancel := context.WithTimeout(f.t.Context(), patience)
+	defer cancel()
+	info, err := f.client.Create(ctx, r)
 	if err != nil {
 		f.t.Fatalf("create: %v", err)
 	}

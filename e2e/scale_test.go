@@ -1,6 +1,7 @@
 package e2e_test
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"sync/atomic"
@@ -75,7 +76,9 @@ func TestScaleAndRollingRestart(t *testing.T) {
 	f := newFleet(t, 2)
 	var boxes []messaging.Target
 	for i := range 4 {
-		info, err := f.client.Create(t.Context(), messaging.CreateRequest{Name: sandbox.Name(fmt.Sprint("s", i)), Limits: sandbox.Limits{MemoryMB: 256, Pids: 256}})
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		info, err := f.client.Create(ctx, messaging.CreateRequest{Name: sandbox.Name(fmt.Sprint("s", i)), Limits: sandbox.Limits{MemoryMB: 256, Pids: 256}})
+		cancel()
 		if err != nil {
 			t.Fatal(err)
 		}
