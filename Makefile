@@ -7,7 +7,7 @@ GOFUMPT       := bin/gofumpt-$(GOFUMPT_VERSION)
 PROGRAMS      := worker shoal agent dockerfilter bench
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test race chaos takeover fuzz lint fmt image runsc engine build tools bench clean
+.PHONY: help demo test whole race chaos takeover fuzz lint fmt image runsc engine build tools bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-9s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -17,6 +17,10 @@ demo: engine build ## create a sandbox, run a program in it, remove it
 
 test: runsc engine ## run every test, with real Docker and the race detector
 	@SHOAL_IMAGE=$$(image/build.sh) && export SHOAL_IMAGE && scripts/test.sh
+
+whole: runsc engine ## run the conformance suite of Docker with its long times and large numbers
+	@SHOAL_IMAGE=$$(image/build.sh) && export SHOAL_IMAGE SHOAL_WHOLE=1 && \
+		go test ./docker -run '^TestConformance' -count=1 -v -timeout 60m
 
 race: ## run the tests that need no Docker, with the race detector
 	@go test -short -race -shuffle=on -timeout 5m ./...

@@ -242,12 +242,16 @@ func TestMistakesHaveCodes(t *testing.T) {
 		err  error
 		want sandbox.Code
 	}{
-		"a name that exists":        {create(messaging.CreateRequest{Name: "box"}), sandbox.Exists},
-		"a registry that is away":   {create(messaging.CreateRequest{Name: "m1", Image: "127.0.0.1:1/none:none"}), sandbox.Engine},
-		"too much memory":           {create(messaging.CreateRequest{Name: "m2", Limits: sandbox.Limits{MemoryMB: 1 << 20}}), sandbox.Invalid},
-		"open egress":               {create(messaging.CreateRequest{Name: "m3", Egress: sandbox.Egress{Mode: sandbox.EgressOpen}}), sandbox.Denied},
-		"a literal host":            {create(messaging.CreateRequest{Name: "m4", Egress: sandbox.Egress{Mode: sandbox.EgressAllowlist, Hosts: []string{"10.0.0.1"}}}), sandbox.Invalid},
-		"a missing cwd":             {start(sandbox.Command{Shell: "true", Cwd: "/nowhere"}), sandbox.StartFailed},
+		"a name that exists":      {create(messaging.CreateRequest{Name: "box"}), sandbox.Exists},
+		"a registry that is away": {create(messaging.CreateRequest{Name: "m1", Image: "127.0.0.1:1/none:none"}), sandbox.Engine},
+		"too much memory":         {create(messaging.CreateRequest{Name: "m2", Limits: sandbox.Limits{MemoryMB: 1 << 20}}), sandbox.Invalid},
+		"open egress":             {create(messaging.CreateRequest{Name: "m3", Egress: sandbox.Egress{Mode: sandbox.EgressOpen}}), sandbox.Denied},
+		"a literal host":          {create(messaging.CreateRequest{Name: "m4", Egress: sandbox.Egress{Mode: sandbox.EgressAllowlist, Hosts: []string{"10.0.0.1"}}}), sandbox.Invalid},
+		"a missing cwd":           {start(sandbox.Command{Shell: "true", Cwd: "/nowhere"}), sandbox.StartFailed},
+		"EX-08 a bad cwd, before any piece of the stream": {func() error {
+			_, err := f.client.Exec(t.Context(), box, sandbox.Command{Shell: "echo x", Cwd: "/nowhere"})
+			return err
+		}(), sandbox.StartFailed},
 		"a cwd that is a file":      {start(sandbox.Command{Shell: "true", Cwd: "/etc/passwd"}), sandbox.StartFailed},
 		"a missing program":         {start(sandbox.Command{Argv: []string{"/no/such"}}), sandbox.StartFailed},
 		"a program without a right": {start(sandbox.Command{Argv: []string{"/etc/passwd"}}), sandbox.StartFailed},

@@ -107,6 +107,7 @@ func TestExecStreamsInOrderWithExitCode(t *testing.T) {
 	}
 }
 
+// EX-12: what is cut is whole characters, and as many as fit.
 func TestRunCollectsAndCutsAtACharacter(t *testing.T) {
 	t.Parallel()
 	text := func(_ context.Context, p *messagingtest.Proc) int {

@@ -54,7 +54,7 @@ func TestWorkerDiesInMidOutput(t *testing.T) {
 	}
 }
 
-// A worker whose connection is silent without being closed is given up after
+// EX-26: a worker whose connection is silent without being closed is given up after
 // 3 s.
 func TestWorkerStopsInMidOutput(t *testing.T) {
 	t.Parallel()
@@ -162,7 +162,7 @@ func TestUnboundStartIsNotRepeated(t *testing.T) {
 	}
 }
 
-// Messages that are lost on the way are noticed by their offsets and asked for
+// EX-17: messages that are lost on the way are noticed by their offsets and asked for
 // again: nothing is missing, nothing comes twice, and the end is there.
 func TestLostFrames(t *testing.T) {
 	t.Parallel()

@@ -148,7 +148,8 @@ func backgroundLimit(t *testing.T, x *suite) {
 		t.Errorf("a background command gets a limit of %d ms", c.Timeout)
 	}
 	b := x.box(t)
-	st := b.start(t, sandbox.Command{Shell: "sleep 3; echo alive", Background: true})
+	script := fmt.Sprintf("sleep %d; echo alive", int(lasting(3*time.Second, 90*time.Second).Seconds()))
+	st := b.start(t, sandbox.Command{Shell: script, Background: true})
 	if r := drain(t, st); r.out.String() != "alive\n" {
 		t.Errorf("output %q, end %s", r.out.String(), show(r.end))
 	}

@@ -19,6 +19,7 @@ var lifeCases = []Case{
 	{ID: "LC-05", Promise: "files survive every suspend", run: filesSurvive},
 	{ID: "EX-23", Promise: "a suspend with memory keeps commands and their ids", run: commandsSurvive},
 	{Promise: "a suspend without memory ends commands as suspended", run: commandsSuspended},
+	{ID: "EX-34", Promise: "the time of waking is not the command's", run: slowWake},
 	{Promise: "suspend and resume may be repeated", run: repeated},
 	{Promise: "only an attach that may wake starts a sandbox, once for all", run: wakesOnce},
 	{Promise: "a reset brings a new boot with the old files", run: resets},
@@ -198,6 +199,21 @@ func commandsSuspended(t *testing.T, x *suite) {
 	}
 	if got := b.output(t, "cat last"); got != "bye" {
 		t.Errorf("what the command wrote at SIGTERM: %q, want bye", got)
+	}
+}
+
+// slowWake gives a command less time than its sandbox takes to wake on most
+// engines, and lets it end by itself.
+func slowWake(t *testing.T, x *suite) {
+	b := x.nap(t)
+	if err := x.Provider.Suspend(t.Context(), b.h, x.modes()[len(x.modes())-1]); err != nil {
+		t.Fatal(explain(err))
+	}
+	time.Sleep(lasting(300*time.Millisecond, 5*time.Second))
+	b.attach(t) // wakes
+	st := b.start(t, sandbox.Command{Shell: "sleep 0.1; kill -9 $$; sleep 60", Timeout: 4000})
+	if r := drain(t, st); r.end.Reason != sandbox.Signaled || r.end.Signal != 9 {
+		t.Errorf("end %s, want signal 9", show(r.end))
 	}
 }
 

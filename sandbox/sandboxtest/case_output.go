@@ -30,6 +30,8 @@ var outputCases = []Case{
 	{Promise: "output beyond its cap is cut and said to be", run: capped},
 	{Promise: "watchers see the output and govern nothing", run: watches},
 	{ID: "EX-22", Promise: "a command can be followed by its id after its end", run: followEnded},
+	{ID: "EX-19", Promise: "a silent command bears any number of new owners", run: silentThrough},
+	{ID: "EX-22", Promise: "a long command can be followed by its id late in its life", run: followLate},
 	{Promise: "much output has the right hash", run: bulk},
 	{Promise: "of many commands each ends once with all its output", run: many},
 	{Promise: "the agent stays small", Needs: func(s *Subject) bool { return s.PidsLimit }, run: agentSize},
@@ -264,6 +266,47 @@ func followEnded(t *testing.T, x *suite) {
 	wantError(t, err, sandbox.NotFound)
 }
 
+func silentThrough(t *testing.T, x *suite) {
+	b := x.box(t)
+	length := lasting(3*time.Second, time.Minute)
+	c := command(sandbox.Command{Shell: fmt.Sprintf("sleep %d; exit 8", int(length.Seconds())), Timeout: sandbox.Millis(2 * limit)})
+	b.start(t, c)
+	for range 8 {
+		b.attach(t)
+		st, err := b.s.Follow(t.Context(), agent.FollowRequest{ID: c.ID})
+		if err != nil {
+			t.Fatal(explain(err))
+		}
+		defer st.Close()
+	}
+	last, err := b.s.Follow(t.Context(), agent.FollowRequest{ID: c.ID})
+	if err != nil {
+		t.Fatal(explain(err))
+	}
+	defer last.Close()
+	r := drain(t, last)
+	r.wantCode(t, 8)
+}
+
+func followLate(t *testing.T, x *suite) {
+	b := x.box(t)
+	half := lasting(time.Second, 150*time.Second)
+	script := fmt.Sprintf("echo early; sleep %d; echo late; exit 9", int(2*half.Seconds()))
+	c := command(sandbox.Command{Shell: script, Background: true})
+	b.start(t, c).Close()
+	time.Sleep(half)
+	b.attach(t)
+	st, err := b.s.Follow(t.Context(), agent.FollowRequest{ID: c.ID, Offset: -1})
+	if err != nil {
+		t.Fatal(explain(err))
+	}
+	defer st.Close()
+	r := drain(t, st)
+	if r.wantCode(t, 9); r.out.String() != "early\nlate\n" {
+		t.Errorf("output %q", r.out.String())
+	}
+}
+
 func bulk(t *testing.T, x *suite) {
 	size := int64(8 << 20)
 	if x.Heavy {
@@ -311,7 +354,7 @@ func many(t *testing.T, x *suite) {
 	const lines = "1\n2\n3\n4\n5\n"
 	streams := make([]*agent.Stream, long)
 	for i := range streams {
-		streams[i] = b.start(t, sandbox.Command{Shell: "for i in 1 2 3 4 5; do echo $i; sleep 0.4; done", Timeout: sandbox.Millis(20 * limit)})
+		streams[i] = b.start(t, sandbox.Command{Shell: "for i in 1 2 3 4 5; do echo $i; sleep 0.4; done", Timeout: sandbox.Millis(time.Hour)})
 	}
 	inParallel(atOnce, short, func(i int) { b.one(t, i) })
 	for _, st := range streams {
