@@ -270,21 +270,16 @@ func silentThrough(t *testing.T, x *suite) {
 	b := x.box(t)
 	length := lasting(3*time.Second, time.Minute)
 	c := command(sandbox.Command{Shell: fmt.Sprintf("sleep %d; exit 8", int(length.Seconds())), Timeout: sandbox.Millis(2 * limit)})
-	b.start(t, c)
+	st := b.start(t, c)
 	for range 8 {
 		b.attach(t)
-		st, err := b.s.Follow(t.Context(), agent.FollowRequest{ID: c.ID})
-		if err != nil {
+		var err error
+		if st, err = b.s.Follow(t.Context(), agent.FollowRequest{ID: c.ID}); err != nil {
 			t.Fatal(explain(err))
 		}
-		defer st.Close()
+		t.Cleanup(st.Close)
 	}
-	last, err := b.s.Follow(t.Context(), agent.FollowRequest{ID: c.ID})
-	if err != nil {
-		t.Fatal(explain(err))
-	}
-	defer last.Close()
-	r := drain(t, last)
+	r := drain(t, st)
 	r.wantCode(t, 8)
 }
 
