@@ -407,6 +407,14 @@ func TestDrainOfThePool(t *testing.T) {
 		return nil
 	})
 	_, stopLast := r.worker()
+	agree := 0
+	soon(t, 20*time.Second, "both know that the other serves", func() bool {
+		list, err := r.client.Workers(t.Context())
+		if agree++; err != nil || len(list) != 2 || list[0].State != "serving" || list[1].State != "serving" {
+			agree = 0
+		}
+		return agree == 20 // either answers
+	})
 	stop()
 	r.warmed(2) // the second has none of its own
 	for name := range r.members() {
