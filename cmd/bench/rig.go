@@ -92,9 +92,9 @@ func (r *rig) connect(ctx context.Context) (err error) {
 	return err
 }
 
-// eventually tries do until it succeeds, for half a minute at most.
+// eventually tries do until it succeeds, for two minutes at most.
 func eventually(ctx context.Context, what string, do func() error) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute)
 	defer cancel()
 	tick := time.NewTicker(50 * time.Millisecond)
 	defer tick.Stop()
