@@ -12,10 +12,12 @@ import (
 )
 
 func TestConformanceRunc(t *testing.T) {
+	t.Parallel()
 	conform(t, docker.RuntimeRunc)
 }
 
 func TestConformanceRunsc(t *testing.T) {
+	t.Parallel()
 	if !dockertest.HasRuntime(t, docker.RuntimeRunsc) {
 		t.Skip("the engine has no runtime runsc; scripts/runsc.sh registers it where it can")
 	}
