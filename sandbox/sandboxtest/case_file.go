@@ -302,6 +302,9 @@ func fileSizes(t *testing.T, x *suite) {
 	b := x.box(t)
 	sizes := []int{0, 1, 4095, 96 << 10, 128 << 10, 1 << 20}
 	if x.Heavy {
+		sizes = append(sizes, 24<<20)
+	}
+	if whole {
 		sizes = append(sizes, 64<<20)
 	}
 	for _, size := range sizes {
