@@ -5,7 +5,9 @@
 //
 // [Run] runs a plain list of cases against a provider, each named for the
 // promise it checks. It speaks to the sandbox as a worker does, through
-// package agent, and looks at nothing but the contract.
+// package agent, and looks at nothing but the contract. With SHOAL_WHOLE set the
+// cases about long times and large numbers run in full length. No file is watched
+// here, so there is no case of watchers that live on (FS-13).
 //
 // # The fake
 //
