@@ -2,11 +2,13 @@ package fleet_test
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"shoal/kv"
 	"shoal/messaging"
 	"shoal/sandbox"
 )
@@ -131,5 +133,29 @@ func TestLockNeverTwoHolders(t *testing.T) {
 	wg.Wait()
 	if turns.Load() != 18 {
 		t.Fatalf("%d turns of 18", turns.Load())
+	}
+}
+
+// Who works under a lock that is lost is told so, whatever the renewal said.
+func TestLostLockEndsItsWork(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1, nil)
+	box := r.create("l")
+	lock, err := r.client.Lock(t.Context(), box, "job", messaging.LockOptions{TTL: 3 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	store := r.records()
+	time.AfterFunc(300*time.Millisecond, func() {
+		for range 50 { // a renewal may come between
+			e, err := store.Locks.Get(context.WithoutCancel(t.Context()), kv.LockKey("main", box.Sandbox, "job"))
+			if err == nil && store.Locks.Remove(context.WithoutCancel(t.Context()), e) == nil {
+				return
+			}
+		}
+	})
+	_, err = r.client.Run(lock.Context(), box, sandbox.Command{Shell: "sleep 30", Tag: "job", Token: lock.Token()}, messaging.RunOptions{})
+	if !errors.Is(err, messaging.ErrLockLost) {
+		t.Fatalf("the work ended with %v", err)
 	}
 }

@@ -289,7 +289,7 @@ func (c *Client) publish(ctx context.Context, m *nats.Msg) error {
 func clientError(ctx context.Context) *sandbox.Error {
 	err := context.Cause(ctx)
 	if e, ok := errors.AsType[*sandbox.Error](err); ok {
-		return e
+		return e.Wrap(err) // the cause may say more, such as that a lock is lost
 	}
 	return sandbox.AsError(ctx.Err()).From(sandbox.FromClient).Wrap(err)
 }
