@@ -121,7 +121,7 @@ func TestEgressSetLive(t *testing.T) {
 	next(t, goes, 20*time.Second, "open")
 	next(t, stays, 20*time.Second, "open")
 	i.setEgress(allow(second))
-	took := within(t, 2*time.Second, "closing a tunnel to a host that is no longer listed", func() { next(t, goes, 10*time.Second, "closed") })
+	took := within(t, 8*time.Second, "closing a tunnel to a host that is no longer listed", func() { next(t, goes, 10*time.Second, "closed") })
 	t.Logf("closed %s after the answer", took.Round(time.Millisecond))
 	i.reaches(listed, false)
 	i.reaches(second, true)
@@ -131,7 +131,7 @@ func TestEgressSetLive(t *testing.T) {
 	default:
 	}
 	i.setEgress(sandbox.Egress{Mode: sandbox.EgressNone})
-	within(t, 2*time.Second, "closing the last tunnel", func() { next(t, stays, 10*time.Second, "closed") })
+	within(t, 8*time.Second, "closing the last tunnel", func() { next(t, stays, 10*time.Second, "closed") })
 	i.reaches(second, false)
 	i.setEgress(allow(unlisted))
 	i.reaches(unlisted, true)

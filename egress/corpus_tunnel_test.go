@@ -84,7 +84,7 @@ func (r *caseRun) checkTunnel(t *testing.T) {
 		t.Errorf("the client received %q, want %q", heard, spec.ExpectClientReceives)
 	}
 	if want := spec.ExpectUpstreamReceives; want != "" {
-		eventually(t, 2*time.Second, "bytes at the origin", func() bool { return r.wire.received() == want })
+		eventually(t, 10*time.Second, "bytes at the origin", func() bool { return r.wire.received() == want })
 	}
 }
 
@@ -140,10 +140,10 @@ func (r *caseRun) judgeTunnel(t *testing.T, got reply) {
 	r.say(t)
 	if r.Expect == "allow" {
 		want := r.Tunnel.bytes()
-		eventually(t, 2*time.Second, "the ClientHello at the origin", func() bool { return r.wire.received() == want })
+		eventually(t, 10*time.Second, "the ClientHello at the origin", func() bool { return r.wire.received() == want })
 		return
 	}
-	r.wantClosed(t, 2*time.Second)
+	r.wantClosed(t, 10*time.Second)
 	select {
 	case <-r.wire.over:
 	case <-time.After(2 * time.Second):

@@ -79,9 +79,28 @@ func (w *Worker) locate(ctx context.Context, r *messaging.Request, key string) (
 	return w.take(ctx, r, e)
 }
 
+// comparing is the reason of the error that a worker gives in its first moments.
+const comparing = "comparing"
+
 func errComparing() error {
 	return sandbox.Errorf(sandbox.Unavailable, "the worker has not yet compared its engine with the records; try again").
-		Because("comparing").From(sandbox.FromWorker).After(time.Second)
+		Because(comparing).From(sandbox.FromWorker).After(time.Second)
+}
+
+// awaitLook waits, when err says that the worker has just started, until its
+// engine was compared with the records or could not be; true = ask again.
+func (w *Worker) awaitLook(ctx context.Context, err error) bool {
+	if e, ok := errors.AsType[*sandbox.Error](err); !ok || e.Reason != comparing {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+	defer cancel()
+	select {
+	case <-w.looked:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // forward hands r to the owner. A request that was forwarded already is not

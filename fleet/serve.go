@@ -24,6 +24,9 @@ func (w *Worker) handle(ctx context.Context, r *messaging.Request) (any, error) 
 	}
 	for try := 0; ; try++ {
 		result, err := serve(w, ctx, r)
+		if try == 0 && !readsInput[r.Op] && w.awaitLook(ctx, err) {
+			continue
+		}
 		if _, moved := errors.AsType[movedError](err); !moved {
 			return result, err
 		}

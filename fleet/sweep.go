@@ -43,6 +43,7 @@ func (w *Worker) setSound(failing error) {
 	changed := w.sound != (failing == nil)
 	w.sound, w.failing = failing == nil, failing
 	w.mu.Unlock()
+	w.looking.Do(func() { close(w.looked) })
 	if !changed {
 		return
 	}

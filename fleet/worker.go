@@ -46,6 +46,8 @@ type Worker struct {
 	ready    chan struct{}   // closed when the worker serves
 	sound    bool            // guarded by mu: the engine answers and was compared with the records
 	failing  error           // guarded by mu: why the engine could not be compared; nil = not yet tried
+	looked   chan struct{}   // closed by looking when the first comparison has been tried
+	looking  sync.Once
 	// incoming are the creates that no record counts yet, by key.
 	incoming map[string]sandbox.Limits // guarded by mu
 	// admitting makes the look at the capacity and the entry into incoming one
@@ -63,7 +65,7 @@ func New(cfg Config) (*Worker, error) {
 	}
 	w := &Worker{
 		cfg: cfg, id: cfg.ID, store: cfg.Store, provider: cfg.Provider, caps: cfg.Provider.Capabilities(),
-		log: cfg.Log.With("worker", cfg.ID), boxes: map[string]*box{}, locks: newLockWatch(), ready: make(chan struct{}),
+		log: cfg.Log.With("worker", cfg.ID), boxes: map[string]*box{}, locks: newLockWatch(), ready: make(chan struct{}), looked: make(chan struct{}),
 		decisions: newDecisions(),
 		incoming:  map[string]sandbox.Limits{}, check: make(chan struct{}, 1), clock: newSteady(),
 	}
