@@ -59,7 +59,7 @@ func run(m *testing.M) int {
 	}
 	// A fleet's tests mostly wait: for heartbeats, leases and programs that sleep.
 	flag.Parse()
-	if err := flag.Set("test.parallel", "4"); err != nil {
+	if err := flag.Set("test.parallel", "3"); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
