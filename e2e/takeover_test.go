@@ -76,7 +76,9 @@ func takeover(t *testing.T, f *fleet, box messaging.Target, hurt func(*process))
 	if end.Code == nil || *end.Code != 7 {
 		t.Fatalf("end %+v", end)
 	}
-	return out.gapAfter(<-hit)
+	gap := out.gapAfter(<-hit)
+	t.Logf("next byte after %s", gap.Round(time.Millisecond)) // a long run shows how far it is
+	return gap
 }
 
 // takeovers is how often each takeover is measured: once where the machine is
