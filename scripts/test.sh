@@ -9,5 +9,6 @@ need_compiler # for the race detector
 # The longest first, so that none of them runs alone at the end.
 [ $# -gt 0 ] || set -- ./docker ./e2e ./docker/filter ./e2b ./fleet ./sandbox/sandboxtest ./...
 go build -o bin/testsum ./scripts/testsum
-# Three packages at once on two cores: most of them wait for the engine.
-go test -json -race -shuffle=on -timeout 20m -p "${TEST_PACKAGES:-3}" "$@" | bin/testsum
+# Two packages at once: each has tests beside each other and fills a core. A third
+# makes nothing quicker and everything late.
+go test -json -race -shuffle=on -timeout 20m -p "${TEST_PACKAGES:-2}" "$@" | bin/testsum
