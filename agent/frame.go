@@ -226,6 +226,22 @@ func (f *frameWriter) write(k kind, v any) error {
 func (f *frameWriter) bytes(p []byte) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	return f.bytesLocked(p)
+}
+
+// hold is bytes for who surely sends another frame soon: few bytes wait for it,
+// so that both go out in one write.
+func (f *frameWriter) hold(p []byte) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if len(f.buf)+len(p) >= largeBuffer {
+		return f.bytesLocked(p)
+	}
+	f.buf = appendBytes(f.buf, p)
+	return nil
+}
+
+func (f *frameWriter) bytesLocked(p []byte) error {
 	for len(p) > 0 {
 		n := min(len(p), maxBytes)
 		if err := f.flushLocked(appendBytes(f.buf, p[:n])); err != nil {
@@ -234,19 +250,6 @@ func (f *frameWriter) bytes(p []byte) error {
 		p = p[n:]
 	}
 	return nil
-}
-
-// hold is bytes for who surely sends another frame soon: few bytes wait for it,
-// so that both go out in one write.
-func (f *frameWriter) hold(p []byte) error {
-	f.mu.Lock()
-	if few := len(p) <= maxBytes && len(f.buf)+len(p) < largeBuffer; few {
-		f.buf = appendBytes(f.buf, p)
-		f.mu.Unlock()
-		return nil
-	}
-	f.mu.Unlock()
-	return f.bytes(p)
 }
 
 // holdFrame holds a frame that is encoded already.

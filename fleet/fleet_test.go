@@ -70,8 +70,21 @@ func (r *rig) store(nc *nats.Conn) *kv.Store {
 	return s
 }
 
-// worker starts a worker; stop drains it and waits.
+// worker starts a worker and waits until it has compared its engine with the
+// records; stop drains it and waits.
 func (r *rig) worker() (w *fleet.Worker, stop func()) {
+	r.t.Helper()
+	w, stop = r.newcomer()
+	for deadline := time.Now().Add(30 * time.Second); !w.Sound(); time.Sleep(10 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			r.t.Fatal("the worker never compared its engine with the records")
+		}
+	}
+	return w, stop
+}
+
+// newcomer starts a worker and waits until it serves.
+func (r *rig) newcomer() (w *fleet.Worker, stop func()) {
 	r.t.Helper()
 	nc := messagingtest.Conn(r.t, r.srv)
 	cfg := fleet.Config{
@@ -98,11 +111,6 @@ func (r *rig) worker() (w *fleet.Worker, stop func()) {
 	case <-w.Ready():
 	case <-time.After(30 * time.Second):
 		r.t.Fatal("the worker did not become ready")
-	}
-	for deadline := time.Now().Add(30 * time.Second); !w.Sound(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			r.t.Fatal("the worker never compared its engine with the records")
-		}
 	}
 	return w, stop
 }

@@ -28,30 +28,41 @@ func TestWorkerDiesInMidOutput(t *testing.T) {
 	}
 	defer p.Close()
 	b.fake.StartWorker(t, messagingtest.Conn(t, b.ns), "w2")
-	var out bytes.Buffer
-	var longest time.Duration
-	last := time.Now()
-	end, err := p.Copy(t.Context(), writerFunc(func(d []byte) (int, error) {
-		longest = max(longest, time.Since(last))
-		last = time.Now()
-		if out.Len() > 100 && first.IsConnected() {
+	out := &timed{last: time.Now(), before: func(have int) {
+		if have > 100 && first.IsConnected() {
 			first.Close()
 		}
-		return out.Write(d)
-	}), nil)
+	}}
+	end, err := p.Copy(t.Context(), out, nil)
 	if err != nil || end.Code == nil || *end.Code != 0 {
 		t.Fatalf("%+v, %v", end, err)
 	}
 	if out.String() != counted(100) {
 		t.Fatalf("got %q", out.String())
 	}
-	if longest > 1500*time.Millisecond {
-		t.Errorf("%s until the next byte", longest)
+	if out.longest > 1500*time.Millisecond {
+		t.Errorf("%s until the next byte", out.longest)
 	}
-	t.Logf("%s until the next byte", longest)
+	t.Logf("%s until the next byte", out.longest)
 	if p.Meta().Worker != "w2" || b.fake.Starts() != 1 {
 		t.Errorf("served by %s, %d starts", p.Meta().Worker, b.fake.Starts())
 	}
+}
+
+// timed keeps what is written, and the longest time between two pieces.
+type timed struct {
+	bytes.Buffer
+
+	before  func(have int) // called before each piece
+	last    time.Time
+	longest time.Duration
+}
+
+func (w *timed) Write(p []byte) (int, error) {
+	w.longest = max(w.longest, time.Since(w.last))
+	w.last = time.Now()
+	w.before(w.Len())
+	return w.Buffer.Write(p)
 }
 
 // EX-26: a worker whose connection is silent without being closed is given up after
@@ -71,22 +82,17 @@ func TestWorkerStopsInMidOutput(t *testing.T) {
 	}
 	defer p.Close()
 	b.fake.StartWorker(t, messagingtest.Conn(t, b.ns), "w2")
-	var out bytes.Buffer
-	var longest time.Duration
-	last := time.Now()
-	end, err := p.Copy(t.Context(), writerFunc(func(d []byte) (int, error) {
-		longest = max(longest, time.Since(last))
-		last = time.Now()
-		if out.Len() > 30 {
+	out := &timed{last: time.Now(), before: func(have int) {
+		if have > 30 {
 			freeze()
 		}
-		return out.Write(d)
-	}), nil)
-	t.Logf("%s until the next byte", longest)
+	}}
+	end, err := p.Copy(t.Context(), out, nil)
+	t.Logf("%s until the next byte", out.longest)
 	// 3 s until it is given up; now and then the queue group hands it the next
 	// request or two as well.
-	if longest > 7*time.Second {
-		t.Errorf("%s until the next byte", longest)
+	if out.longest > 7*time.Second {
+		t.Errorf("%s until the next byte", out.longest)
 	}
 	if err != nil || end.Code == nil {
 		t.Fatalf("%+v, %v", end, err)
