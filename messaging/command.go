@@ -259,8 +259,6 @@ const (
 	EventSuspended  EventKind = "suspended"
 	EventDestroyed  EventKind = "destroyed"
 	EventGone       EventKind = "gone"
-	EventStarted    EventKind = "started" // a command
-	EventExited     EventKind = "exited"  // a command
 	EventTakenOver  EventKind = "taken-over"
 	EventDenied     EventKind = "denied"  // egress
 	EventAllowed    EventKind = "allowed" // egress, only when watched
