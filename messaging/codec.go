@@ -7,12 +7,14 @@ import (
 	"fmt"
 	"io"
 	"reflect"
+	"strconv"
 	"strings"
 	"sync"
 
 	"github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
 	"github.com/vmihailenco/msgpack/v5"
+	"github.com/vmihailenco/msgpack/v5/msgpcode"
 
 	"shoal/sandbox"
 	"shoal/sandbox/wellformed"
@@ -109,8 +111,7 @@ func checkDepth(data []byte) error {
 	}
 }
 
-// decodeMsgpack reads the top level by itself, so that it can name the field
-// at fault and refuse one that comes twice.
+// decodeMsgpack reads a body strictly, which the library does not do.
 func decodeMsgpack(data []byte, v any) error {
 	if err := wellformed.Check(data, maxDepth); err != nil {
 		return sandbox.InvalidField("body", "not one whole msgpack value, nested at most %d deep", maxDepth).Wrap(err)
@@ -119,19 +120,8 @@ func decodeMsgpack(data []byte, v any) error {
 	dec := msgpack.GetDecoder()
 	defer msgpack.PutDecoder(dec)
 	dec.Reset(r)
-	dec.SetCustomStructTag("json")
-	dec.DisallowUnknownFields(true)
-	n, err := dec.DecodeMapLen()
-	if err != nil {
-		return wrongType("body", err)
-	}
-	target := reflect.ValueOf(v).Elem()
-	fields := fieldsOf(target.Type())
-	seen := make(map[string]bool, len(fields))
-	for range max(n, 0) {
-		if err := decodeField(dec, target, fields, seen); err != nil {
-			return err
-		}
+	if err := decodeStruct(dec, reflect.ValueOf(v).Elem(), ""); err != nil {
+		return err
 	}
 	if r.Len() > 0 {
 		return sandbox.InvalidField("body", "bytes follow the end of the request")
@@ -139,36 +129,88 @@ func decodeMsgpack(data []byte, v any) error {
 	return nil
 }
 
-func decodeField(dec *msgpack.Decoder, target reflect.Value, fields map[string][]int, seen map[string]bool) error {
-	name, err := dec.DecodeString()
+// decodeStruct reads a map into a struct by itself, so that it can name the
+// field at fault by the way that leads there, and refuse one that comes twice.
+func decodeStruct(dec *msgpack.Decoder, target reflect.Value, path string) error {
+	n, err := dec.DecodeMapLen()
 	if err != nil {
-		return wrongType("body", err)
+		return wrongType(orBody(path), err)
 	}
-	index, ok := fields[name]
-	if !ok {
-		return unknownField(name)
-	}
-	if seen[name] {
-		return sandbox.InvalidField(name, "the field is there twice")
-	}
-	seen[name] = true
-	if err := dec.Decode(target.FieldByIndex(index).Addr().Interface()); err != nil {
-		if inner, ok := unknownIn(err); ok {
-			return unknownField(name + "." + inner)
+	fields := fieldsOf(target.Type())
+	seen := make(map[string]bool, len(fields))
+	for range max(n, 0) {
+		name, err := dec.DecodeString()
+		if err != nil {
+			return wrongType(orBody(path), err)
 		}
-		return wrongType(name, err)
+		at := strings.TrimPrefix(path+"."+name, ".")
+		index, ok := fields[name]
+		if !ok {
+			return unknownField(at)
+		}
+		if seen[name] {
+			return sandbox.InvalidField(at, "the field is there twice")
+		}
+		seen[name] = true
+		if err := decodeValue(dec, target.FieldByIndex(index), at); err != nil {
+			return err
+		}
 	}
 	return nil
 }
 
-// unknownIn finds the field's name in the one error that msgpack has for it,
-// which carries it as text only.
-func unknownIn(err error) (string, bool) {
-	_, quoted, ok := strings.Cut(err.Error(), "msgpack: unknown field ")
-	if !ok {
-		return "", false
+func decodeValue(dec *msgpack.Decoder, v reflect.Value, path string) error {
+	switch t := v.Type(); {
+	case v.CanInt() || v.CanUint():
+		return decodeInt(dec, v, path)
+	case t.Kind() == reflect.Struct:
+		return decodeStruct(dec, v, path)
+	case t.Kind() == reflect.Pointer:
+		if code, err := dec.PeekCode(); err != nil || code == msgpcode.Nil {
+			return dec.DecodeNil()
+		}
+		v.Set(reflect.New(t.Elem()))
+		return decodeValue(dec, v.Elem(), path)
+	case t.Kind() == reflect.Slice && t.Elem().Kind() == reflect.Struct:
+		return decodeStructs(dec, v, path)
 	}
-	return strings.Trim(quoted, `"`), true
+	if err := dec.Decode(v.Addr().Interface()); err != nil {
+		return wrongType(path, err)
+	}
+	return nil
+}
+
+func decodeStructs(dec *msgpack.Decoder, list reflect.Value, path string) error {
+	n, err := dec.DecodeArrayLen()
+	if err != nil {
+		return wrongType(path, err)
+	}
+	for i := range max(n, 0) {
+		list.Set(reflect.Append(list, reflect.Zero(list.Type().Elem())))
+		if err := decodeStruct(dec, list.Index(i), path+"."+strconv.Itoa(i)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// decodeInt reads an integer that fits: the library cuts one that does not.
+func decodeInt(dec *msgpack.Decoder, v reflect.Value, path string) error {
+	code, peeked := dec.PeekCode()
+	n, err := dec.DecodeInt64()
+	if err = errors.Join(peeked, err); err != nil {
+		return wrongType(path, err)
+	}
+	beyond := code == msgpcode.Uint64 && n < 0 // more than an int64 holds
+	switch {
+	case v.CanInt() && !beyond && !v.OverflowInt(n):
+		v.SetInt(n)
+	case v.CanUint() && (beyond || n >= 0) && !v.OverflowUint(uint64(n)):
+		v.SetUint(uint64(n))
+	default:
+		return wrongType(path, nil)
+	}
+	return nil
 }
 
 func unknownField(field string) error {

@@ -131,7 +131,7 @@ func (r *KillRequest) Validate() error {
 		return err
 	}
 	if len(r.Kill.By) > 64 {
-		return sandbox.InvalidField("by", "%d bytes, at most 64 are allowed", len(r.Kill.By))
+		return sandbox.InvalidField("kill.by", "%d bytes, at most 64 are allowed", len(r.Kill.By))
 	}
 	return r.Kill.Validate()
 }
@@ -219,8 +219,11 @@ type ResizeRequest struct {
 
 // Validate checks every field.
 func (r *ResizeRequest) Validate() error {
-	if r.Rows == 0 || r.Cols == 0 || r.Rows > 4096 || r.Cols > 4096 {
-		return sandbox.InvalidField("rows", "%d rows × %d columns; allowed are 1 to 4096", r.Rows, r.Cols)
+	if r.Rows == 0 || r.Rows > 4096 {
+		return sandbox.InvalidField("rows", "%d; allowed are 1 to 4096", r.Rows)
+	}
+	if r.Cols == 0 || r.Cols > 4096 {
+		return sandbox.InvalidField("cols", "%d; allowed are 1 to 4096", r.Cols)
 	}
 	return validateSeq(r.Seq)
 }

@@ -167,6 +167,9 @@ func (s *Server) verb(a address, r *Request, result *any) error {
 	if err := decodeRequest(r.msg.Data, r.JSON, &body); err != nil {
 		return err
 	}
+	if err := body.Validate(); err != nil {
+		return err
+	}
 	out, ok := s.outputs.get(streamKey{a.tenant, a.area, a.name, a.id, body.Stream})
 	if !ok {
 		return sandbox.Errorf(sandbox.NotFound, "this worker has no such stream; follow again").Because("stream")

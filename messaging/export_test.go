@@ -1,6 +1,8 @@
 package messaging
 
 import (
+	"reflect"
+	"strings"
 	"testing"
 	"time"
 
@@ -30,3 +32,18 @@ func Lossy(_ *testing.T, c *Client, drop func(n int) bool) { lossy(c, drop) }
 
 // ProbeAfter is how soon a client asks after a silent worker.
 const ProbeAfter time.Duration = probeAfter
+
+// RuledFields are the fields of every request, by operation, that are more than
+// a choice of yes or no.
+func RuledFields(_ *testing.T) map[Op][]string {
+	all := map[Op][]string{}
+	for op, o := range operations {
+		all[op] = []string{}
+		leaves(reflect.TypeOf(o.request()).Elem(), nil, func(path []string, t reflect.Type) {
+			if k := t.Kind(); k != reflect.Bool && k != reflect.Struct {
+				all[op] = append(all[op], strings.Join(path, "."))
+			}
+		})
+	}
+	return all
+}

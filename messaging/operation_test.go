@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"maps"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,10 +17,10 @@ import (
 	"shoal/sandbox"
 )
 
+type invalid struct{ op, body, field string }
+
 // bad holds invalid requests: the operation, the body, the field to be named.
-var bad = []struct {
-	op, body, field string
-}{
+var bad = []invalid{
 	{"create", `{"name":"-x"}`, "name"},
 	{"create", `{"name":"a","limits":{"cpu":0.01}}`, "limits.cpu"},
 	{"create", `{"name":"a","limits":{"memoryMb":1}}`, "limits.memoryMb"},
@@ -31,11 +32,14 @@ var bad = []struct {
 	{"create", `{"name":"a","env":{"1":"x"}}`, "env"},
 	{"create", `{"name":"a","metadata":{"":"x"}}`, "metadata"},
 	{"create", `{"name":"a","setup":[{"shell":""}]}`, "setup.shell"},
+	{"create", `{"name":"a","setup":[{"shell":"x","timeoutMs":-1}]}`, "setup.timeoutMs"},
+	{"create", `{"name":"a","setup":[{"shell":"x","egress":{"mode":"x"}}]}`, "setup.egress.mode"},
+	{"create", `{"name":"a","setup":[{"shell":"x","egress":{"mode":"allowlist","hosts":[" "]}}]}`, "setup.egress.hosts"},
 	{"create", `{"name":"a","ttlMs":-1}`, "ttlMs"},
 	{"create", `{"name":"a","nmae":"b"}`, "nmae"},
 	{"create", `{"name":"a","limits":{"cpus":1}}`, "limits.cpus"},
 	{"create", `{"name":5}`, "name"},
-	{"create", `{"name":"a","limits":{"cpu":"one"}}`, "limits"},
+	{"create", `{"name":"a","limits":{"cpu":"one"}}`, "limits.cpu"},
 	{"create", `[]`, "body"},
 	{"get", `{}`, "sandbox"},
 	{"get", `{"sandbox":"a","generation":"a.b"}`, "generation"},
@@ -48,6 +52,13 @@ var bad = []struct {
 	{"exec", `{"sandbox":"a","command":{"id":"c"}}`, "shell"},
 	{"exec", `{"sandbox":"a","command":{"id":"c","shell":"x","argv":["y"]}}`, "argv"},
 	{"exec", `{"sandbox":"a","command":{"id":"c","shell":"x","cwd":"rel"}}`, "cwd"},
+	{"exec", `{"sandbox":"a","command":{"id":"c","shell":"x","env":{"1":"x"}}}`, "env"},
+	{"exec", `{"sandbox":"a","command":{"id":"c","shell":"x","maxOutput":-1}}`, "maxOutput"},
+	{"exec", `{"sandbox":"a","command":{"id":"c","shell":"x","stdin":"stream","input":"aGkK"}}`, "input"},
+	{"exec", `{"sandbox":"a","command":{"id":"c","shell":"x","onDisconnect":"stop"}}`, "onDisconnect"},
+	{"exec", `{"sandbox":"a","command":{"id":"c","shell":"x","graceMs":3600001}}`, "graceMs"},
+	{"exec", `{"sandbox":"a","command":{"id":"c","shell":"x","overflow":"grow"}}`, "overflow"},
+	{"exec", `{"sandbox":"a","command":{"id":"c","shell":"x","keepAwake":true}}`, "keepAwake"},
 	{"exec", `{"sandbox":"a","command":{"id":"c","shell":"x","timeoutMs":7200001}}`, "timeoutMs"},
 	{"exec", `{"sandbox":"a","command":{"id":"c","shell":"x","stdin":"pipe"}}`, "stdin"},
 	{"exec", `{"sandbox":"a","command":{"id":"c","shell":"x","tag":"a.b"}}`, "tag"},
@@ -60,12 +71,18 @@ var bad = []struct {
 	{"follow", `{"sandbox":"a","id":"c","from":-2}`, "from"},
 	{"follow", `{"sandbox":"a","from":0}`, "id"},
 	{"follow", `{"sandbox":"a","id":"c","from":0,"silent":"a.b"}`, "silent"},
+	{"follow", `{"sandbox":"a","id":"c","from":0,"window":1048577}`, "window"},
 	{"wait", `{"sandbox":"a"}`, "id"},
 	{"kill", `{"sandbox":"a","kill":{}}`, "kill"},
+	{"kill", `{"sandbox":"a","kill":{"ids":["a.b"]}}`, "kill.ids"},
+	{"kill", `{"sandbox":"a","kill":{"tags":["*"]}}`, "kill.tags"},
+	{"kill", `{"sandbox":"a","kill":{"all":true,"by":"` + strings.Repeat("x", 65) + `"}}`, "kill.by"},
 	{"read", `{"sandbox":"a","path":"/a/../b"}`, "path"},
 	{"read", `{"sandbox":"a","path":"/a","offset":-1}`, "offset"},
 	{"read", `{"sandbox":"a","path":"/a","limit":-1}`, "limit"},
+	{"read", `{"sandbox":"a","path":"/a","window":1}`, "window"},
 	{"write", `{"sandbox":"a","path":"/a","size":5}`, "size"},
+	{"write", `{"sandbox":"a","path":"/a","size":3,"data":"aGkK","upload":true}`, "data"},
 	{"write", `{"sandbox":"a","path":"/a","size":0,"mode":2048}`, "mode"},
 	{"write", `{"sandbox":"a","path":"/a","size":0,"ifHash":"XY"}`, "ifHash"},
 	{"stat", `{"sandbox":"a","path":""}`, "path"},
@@ -73,17 +90,84 @@ var bad = []struct {
 	{"mkdir", `{"sandbox":"a","path":"/a","mode":512}`, "mode"},
 	{"remove", `{"sandbox":"a","path":"x"}`, "path"},
 	{"rename", `{"sandbox":"a","path":"/a","to":"b"}`, "to"},
+	{"tar-get", `{"sandbox":"a","path":"/a","window":1}`, "window"},
 	{"tar-put", `{"sandbox":"a","path":"/a","size":-2}`, "size"},
 	{"forward", `{"sandbox":"a","port":0}`, "port"},
 	{"forward", `{"sandbox":"a","port":65536}`, "port"},
+	{"forward", `{"sandbox":"a","port":1,"window":1}`, "window"},
+	{"egress.set", `{"sandbox":"a","egress":{"mode":"allowlist","hosts":["bücher.example"]}}`, "egress.hosts"},
+	{"egress.set", `{"sandbox":"a","egress":{"mode":"none"},"add":true}`, "add"},
 	{"egress.set", `{"sandbox":"a","egress":{"mode":"x"}}`, "egress.mode"},
 	{"lock.acquire", `{"sandbox":"a","tag":""}`, "tag"},
 	{"lock.acquire", `{"sandbox":"a","tag":"t","ttlMs":1999}`, "ttlMs"},
 	{"lock.acquire", `{"sandbox":"a","tag":"t","waitMs":600001}`, "waitMs"},
+	{"lock.acquire", `{"sandbox":"a","tag":"t","holder":"` + strings.Repeat("x", 129) + `"}`, "holder"},
 	{"lock.renew", `{"sandbox":"a","tag":"t"}`, "token"},
+	{"lock.renew", `{"sandbox":"a","tag":"a.b","token":"x"}`, "tag"},
+	{"lock.renew", `{"sandbox":"a","tag":"t","token":"x","ttlMs":3600001}`, "ttlMs"},
+	{"lock.release", `{"sandbox":"a","tag":"","token":"x"}`, "tag"},
 	{"lock.release", `{"sandbox":"a","tag":"*","token":"."}`, "token"},
 	{"lock.list", `{"sandbox":"."}`, "sandbox"},
 	{"sweep", `{"dryRun":1}`, "dryRun"},
+	{"command.stdin", `{"offset":-1}`, "offset"},
+	{"command.stdin", `{"offset":0,"data":"` + strings.Repeat("AAAA", 87382) + `"}`, "data"},
+	{"command.signal", `{"seq":0,"signal":1}`, "seq"},
+	{"command.signal", `{"seq":1,"signal":65}`, "signal"},
+	{"command.resize", `{"seq":0,"rows":1,"cols":1}`, "seq"},
+	{"command.resize", `{"seq":1,"rows":0,"cols":1}`, "rows"},
+	{"command.resize", `{"seq":1,"rows":1,"cols":0}`, "cols"},
+	{"data", `{"offset":-1}`, "offset"},
+	{"data", `{"offset":0,"data":"` + strings.Repeat("AAAA", 87382) + `"}`, "data"},
+	{"ack", `{"stream":"a.b","offset":0}`, "stream"},
+	{"ack", `{"stream":"r","offset":-1}`, "offset"},
+	{"cancel", `{"offset":0}`, "stream"},
+	{"adopt", `{"tenant":"A","sandbox":"a"}`, "tenant"},
+	{"adopt", `{"tenant":"a","sandbox":"."}`, "sandbox"},
+}
+
+// unruled are the fields in which every value of their form is valid.
+var unruled = map[string]bool{"files after": true}
+
+// everyBad adds to the invalid requests what is the same for many: an unknown
+// field, a bad name, generation and path. It fails for a field without one.
+func everyBad(t *testing.T) []invalid {
+	t.Helper()
+	all := slices.Clone(bad)
+	for op, fields := range messaging.RuledFields(t) {
+		all = append(all, invalid{string(op), `{"nmae":1}`, "nmae"})
+		if slices.Contains(fields, "generation") {
+			all = append(all, invalid{string(op), `{"sandbox":"."}`, "sandbox"}, invalid{string(op), `{"sandbox":"a","generation":"a.b"}`, "generation"})
+		}
+		if slices.Contains(fields, "path") {
+			all = append(all, invalid{string(op), `{"sandbox":"a","path":"/a/"}`, "path"})
+		}
+	}
+	for op, fields := range messaging.RuledFields(t) {
+		for _, field := range fields {
+			way := strings.Split(field, ".")
+			covered := slices.ContainsFunc(all, func(c invalid) bool {
+				return c.op == string(op) && (c.field == field || op == messaging.OpExec && slices.Contains(way[1:], c.field))
+			})
+			if !covered && !unruled[string(op)+" "+field] {
+				t.Errorf("no invalid request for the field %s of %s", field, op)
+			}
+		}
+	}
+	return all
+}
+
+// subjectOf is where worker w1 takes an operation, or a word about a stream.
+func subjectOf(op string) string {
+	verb, isVerb := strings.CutPrefix(op, "command.")
+	switch {
+	case isVerb || op == "ack" || op == "cancel":
+		return "shoal.v1.main.at.w1.command.box.c1." + verb
+	case op == "data":
+		return "shoal.v1.main.at.w1.file.box.r1.data"
+	case op == "ping" || op == "adopt":
+		return "shoal.v1._fleet.w1." + op
+	}
+	return "shoal.v1.main." + op
 }
 
 // Every invalid field of every request is answered Invalid, naming the field,
@@ -96,15 +180,11 @@ func TestInvalidFieldsAreNamed(t *testing.T) {
 		return messaging.Done{}, nil
 	})
 	nc := messagingtest.Conn(t, ns)
-	for _, c := range bad {
+	for _, c := range everyBad(t) {
 		for _, asJSON := range []bool{true, false} {
-			got := ask(t, nc, "shoal.v1.main."+c.op, []byte(c.body), asJSON, nil)
-			want := c.field
-			if asJSON && c.body == `{"name":"a","limits":{"cpu":"one"}}` {
-				want = "limits.cpu"
-			}
-			if got.Code != sandbox.Invalid || got.Field != want {
-				t.Errorf("%s %s (json %v): %s names %q, want %q", c.op, c.body, asJSON, got.Code, got.Field, want)
+			got := ask(t, nc, subjectOf(c.op), []byte(c.body), asJSON, nil)
+			if got.Code != sandbox.Invalid || got.Field != c.field {
+				t.Errorf("%s %.200s (json %v): %s names %q, want %q", c.op, c.body, asJSON, got.Code, got.Field, c.field)
 			}
 		}
 	}

@@ -30,6 +30,17 @@ type StreamRequest struct {
 	Ended bool `json:"ended,omitempty"`
 }
 
+// Validate checks every field.
+func (r *StreamRequest) Validate() error {
+	if err := sandbox.ValidateID("stream", r.Stream); err != nil {
+		return err
+	}
+	if r.Offset < 0 {
+		return sandbox.InvalidField("offset", "%d is negative", r.Offset)
+	}
+	return nil
+}
+
 // StreamAnswer answers an acknowledgement that was sent as a request.
 type StreamAnswer struct {
 	// Next is the offset of the next byte to be sent.

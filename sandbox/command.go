@@ -378,12 +378,12 @@ func (k *KillRequest) Validate() error {
 	}
 	for _, id := range k.IDs {
 		if err := id.Validate(); err != nil {
-			return err
+			return renameField(err, "kill.ids")
 		}
 	}
 	for _, t := range k.Tags {
 		if err := t.Validate(); err != nil {
-			return err
+			return renameField(err, "kill.tags")
 		}
 	}
 	return nil

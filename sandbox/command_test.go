@@ -50,6 +50,7 @@ func TestCommand(t *testing.T) {
 		{"a longer background", func(c *c) { c.Background, c.Timeout = true, background+1 }, "timeoutMs"},
 		{"the longest grace", func(c *c) { c.Grace = sandbox.Millis(sandbox.MaxGrace) }, ""},
 		{"a longer grace", func(c *c) { c.Grace = sandbox.Millis(sandbox.MaxGrace) + 1 }, "graceMs"},
+		{"a negative grace", func(c *c) { c.Grace = -1 }, "graceMs"},
 		{"a negative cap", func(c *c) { c.MaxOutput = -1 }, "maxOutput"},
 		{"an unknown stdin", func(c *c) { c.Stdin = "pipe" }, "stdin"},
 		{"input", func(c *c) { c.Input = []byte("a") }, ""},
@@ -100,9 +101,9 @@ func TestKillRequest(t *testing.T) {
 		{"two kinds", func(k *k) { k.Tags = tags(1) }, "kill"},
 		{"tags", func(k *k) { k.All, k.Tags = false, tags(256) }, ""},
 		{"more tags", func(k *k) { k.All, k.Tags = false, tags(257) }, "kill"},
-		{"a bad tag", func(k *k) { k.All, k.Tags = false, []sandbox.Tag{"*"} }, "tag"},
+		{"a bad tag", func(k *k) { k.All, k.Tags = false, []sandbox.Tag{"*"} }, "kill.tags"},
 		{"ids", func(k *k) { k.All, k.IDs = false, []sandbox.CommandID{"a"} }, ""},
-		{"a bad id", func(k *k) { k.All, k.IDs = false, []sandbox.CommandID{""} }, "id"},
+		{"a bad id", func(k *k) { k.All, k.IDs = false, []sandbox.CommandID{""} }, "kill.ids"},
 	})
 }
 

@@ -234,10 +234,24 @@ func (c Setup) validate() error {
 	if err := validateTimeout("setup.timeoutMs", c.Timeout, MaxForeground); err != nil {
 		return err
 	}
-	if c.Egress != nil {
-		return c.Egress.Validate()
+	if c.Egress == nil {
+		return nil
 	}
-	return nil
+	err := c.Egress.Validate()
+	if err == nil {
+		return nil
+	}
+	return renameField(err, "setup."+AsError(err).Field)
+}
+
+// renameField puts the name of the request's field into an Invalid error.
+func renameField(err error, field string) error {
+	if err == nil {
+		return nil
+	}
+	e := *AsError(err)
+	e.Field = field
+	return &e
 }
 
 // ValidateEnv checks names, values (no NUL) and total size of an environment.

@@ -94,7 +94,10 @@ func TestSpec(t *testing.T) {
 		{"more set-up", func(s *s) { s.Setup = repeat(s.Setup[0], 17) }, "setup"},
 		{"an empty set-up", func(s *s) { s.Setup[0].Shell = "" }, "setup.shell"},
 		{"a set-up that takes too long", func(s *s) { s.Setup[0].Timeout = sandbox.Millis(sandbox.MaxForeground) + 1 }, "setup.timeoutMs"},
-		{"a set-up with bad egress", func(s *s) { s.Setup[0].Egress = &sandbox.Egress{Mode: "x"} }, "egress.mode"},
+		{"a set-up with bad egress", func(s *s) { s.Setup[0].Egress = &sandbox.Egress{Mode: "x"} }, "setup.egress.mode"},
+		{"a negative ttl", func(s *s) { s.TTL = -1 }, "ttlMs"},
+		{"the longest ttl", func(s *s) { s.TTL = sandbox.Millis(sandbox.MaxTTL) }, ""},
+		{"a longer ttl", func(s *s) { s.TTL = sandbox.Millis(sandbox.MaxTTL) + 1 }, "ttlMs"},
 	})
 }
 
