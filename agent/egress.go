@@ -134,6 +134,8 @@ func splice(conn net.Conn, t *tunnel) {
 	if _, err := io.Copy(struct{ io.Writer }{conn}, t); err == nil {
 		closeWrite(conn)
 		t.awaitClose()
+	} else if tcp, ok := conn.(*net.TCPConn); ok {
+		_ = tcp.SetLinger(0) // a reset: what was cut must not look like a whole answer
 	}
 	_ = conn.Close()
 	<-done

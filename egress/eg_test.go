@@ -320,7 +320,7 @@ func TestEG17LiveChange(t *testing.T) {
 	keep, drop := tunnelTo(t, r, "keep.example.com:443"), tunnelTo(t, r, "drop.example.com:443")
 	echo(t, keep)
 	echo(t, drop)
-	if n := r.session.OpenTunnels(); n != 2 {
+	if n := r.session.Stats().Tunnels; n != 2 {
 		t.Fatalf("%d tunnels open, want 2", n)
 	}
 	narrow, err := egress.ParsePolicy([]string{"keep.example.com"}, egress.PolicyOptions{})
@@ -334,7 +334,7 @@ func TestEG17LiveChange(t *testing.T) {
 		t.Fatalf("the dropped host's tunnel is open after %s: %v", time.Since(start), err)
 	}
 	echo(t, keep)
-	eventually(t, time.Second, "one tunnel", func() bool { return r.session.OpenTunnels() == 1 })
+	eventually(t, time.Second, "one tunnel", func() bool { return r.session.Stats().Tunnels == 1 })
 	d := r.decision(t, 3)
 	if d.Verdict != egress.Closed || d.Host != "drop.example.com" || d.Rule != string(egress.RuleNowUnlisted) {
 		t.Errorf("decision %+v", d)

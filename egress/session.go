@@ -120,11 +120,12 @@ func (s *Session) Stats() Stats {
 	return st
 }
 
-// OpenTunnels returns how many tunnels are open or being opened now.
-func (s *Session) OpenTunnels() int {
+// Open returns how many requests and tunnels are open or being opened now; a
+// connection that waits for its next request is none.
+func (s *Session) Open() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.tunnelsLocked()
+	return len(s.flows)
 }
 
 // Active reports whether a byte went either way within the given time. A tunnel

@@ -3,9 +3,10 @@ package fleet
 import (
 	"context"
 	"slices"
+	"sync"
 	"time"
 
-	"golang.org/x/sync/errgroup"
+	"golang.org/x/sync/semaphore"
 
 	"shoal/kv"
 	"shoal/messaging"
@@ -48,65 +49,58 @@ func (w *Worker) drain(hide context.CancelFunc) {
 }
 
 // handOverAll gives every sandbox to another worker of the engine, a few at a
-// time. Those with open connections come last and are waited for: what is still
-// open when the budget nears its end is cut.
+// time. Those with open connections come last, each when it has none any more:
+// what is still open when the budget nears its end is cut.
 func (w *Worker) handOverAll(ctx context.Context) {
 	heirs := slices.DeleteFunc(w.peers.of(w.engine), func(id messaging.WorkerID) bool { return id == w.id })
-	var quiet, busy []*box
-	for _, b := range w.all() {
-		if b.connections() > 0 {
-			busy = append(busy, b)
-		} else {
-			quiet = append(quiet, b)
-		}
-	}
-	w.handOverSome(ctx, quiet, heirs)
+	turns := semaphore.NewWeighted(2 * attachesAtOnce)
 	patience, cancel := context.WithTimeout(ctx, w.cfg.DrainFor*2/3)
 	defer cancel()
-	cut := 0
-	for _, b := range busy {
-		for b.connections() > 0 && pause(patience, 50*time.Millisecond) {
+	var wg sync.WaitGroup
+	rest, cut := w.all(), 0
+	for patient := true; len(rest) > 0; patient = pause(patience, 50*time.Millisecond) {
+		var busy []*box
+		for _, b := range rest {
+			n := b.connections()
+			if n > 0 && patient {
+				busy = append(busy, b)
+				continue
+			}
+			cut += n
+			wg.Go(func() { w.handOver(ctx, b, heirs, turns) })
 		}
-		cut += b.connections()
+		rest = busy
 	}
 	if cut > 0 {
 		w.log.Warn("connections that outlast the drain are cut", "connections", cut)
 	}
-	w.handOverSome(ctx, busy, heirs)
+	wg.Wait()
 }
 
 // connections counts what a handing over would cut: forwarded ports, and
-// tunnels to the outside.
-func (b *box) connections() int { return int(b.ports.Load()) + b.egress.OpenTunnels() }
-
-func (w *Worker) handOverSome(ctx context.Context, boxes []*box, heirs []messaging.WorkerID) {
-	var g errgroup.Group
-	g.SetLimit(2 * attachesAtOnce)
-	for _, b := range boxes {
-		g.Go(func() error {
-			w.handOver(ctx, b, heirs)
-			return nil
-		})
-	}
-	_ = g.Wait() // never fails; each sandbox speaks for itself
-}
+// requests and tunnels to the outside.
+func (b *box) connections() int { return int(b.ports.Load()) + b.egress.Open() }
 
 // adoptFor is how long an heir may take to accept a sandbox.
 const adoptFor = 2 * time.Second
 
 // handOver writes the heir into the record and asks it to take over; without
 // one the record has no owner and the next worker finds it.
-func (w *Worker) handOver(ctx context.Context, b *box, heirs []messaging.WorkerID) {
+func (w *Worker) handOver(ctx context.Context, b *box, heirs []messaging.WorkerID, turns *semaphore.Weighted) {
 	rec := b.record()
 	if rec.Owner != string(w.id) || rec.State == kv.Gone {
 		return
 	}
 	release, err := b.gate.alone(ctx)
+	if err == nil {
+		defer release()
+		err = turns.Acquire(ctx, 1) // after the gate: whoever waits there keeps nobody from his turn
+	}
 	if err != nil {
 		b.log.Warn("not handed over in time; another worker takes over by itself", "error", err)
 		return
 	}
-	defer release()
+	defer turns.Release(1)
 	to := heir(heirs, b.key)
 	if b.pooled && to == "" {
 		_ = b.dispose(ctx, "its worker is shutting down") // logged; the next worker's sweep finds it

@@ -155,6 +155,7 @@ type machine struct {
 	server *agent.Server
 	gate   gate
 	stop   context.CancelFunc // ends the host
+	egress func(net.Listener) // serves the agent's proxy address until stop
 	wg     sync.WaitGroup     // the host and the sessions
 
 	mu    sync.Mutex
@@ -183,6 +184,9 @@ func boot(dir string) (*machine, error) {
 	ctx, stop := context.WithCancel(context.Background())
 	m := &machine{home: home, server: server, stop: stop, conns: make(map[net.Conn]struct{})}
 	m.wg.Go(func() { h.Run(ctx) })
+	m.egress = func(l net.Listener) {
+		m.wg.Go(func() { _ = server.ServeEgress(ctx, l) }) // whoever dials l learns of its end
+	}
 	return m, nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"maps"
+	"net"
 	"os"
 	"path/filepath"
 	"sync"
@@ -80,6 +81,21 @@ func (f *Fake) Cut(h sandbox.Handle) {
 	if b := f.box(h); b != nil {
 		b.cut()
 	}
+}
+
+// ServeEgress makes l the place where the programs of a running sandbox find the
+// proxy, until its boot ends: the fake's sandboxes share this machine's loopback,
+// so that it cannot be the agent's usual address. It closes l.
+func (f *Fake) ServeEgress(h sandbox.Handle, l net.Listener) error {
+	return f.with(context.Background(), "ServeEgress", h, func(b *box) error {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		if b.machine == nil {
+			return errors.Join(sandbox.Errorf(sandbox.Unavailable, "sandbox %s does not run", h.Name), l.Close())
+		}
+		b.machine.egress(l)
+		return nil
+	})
 }
 
 func (f *Fake) begin(ctx context.Context, op string, h sandbox.Handle) error {
