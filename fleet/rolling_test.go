@@ -49,5 +49,5 @@ func TestRollingRestartFailsNothing(t *testing.T) {
 	time.Sleep(300 * time.Millisecond)
 	cancel()
 	wg.Wait()
-	t.Logf("%d commands, %.0f a second, none failed", ran.Load(), float64(ran.Load())/time.Since(began).Seconds())
+	t.Logf("%d commands, %.0f a second", ran.Load(), float64(ran.Load())/time.Since(began).Seconds())
 }
