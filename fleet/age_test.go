@@ -29,7 +29,7 @@ func TestIdleStepsInOrder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer p.Close()
+	p.Close() // it runs on, though nobody reads
 	store := r.records()
 	var seen []string
 	soon(t, 40*time.Second, "it is destroyed", func() bool {

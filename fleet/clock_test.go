@@ -39,5 +39,13 @@ func TestLC14ClockJumps(t *testing.T) {
 		if step, at := w.nextIdleStep(rec); step != stepDestroy || !w.clock.now().After(at) || b.due(rec, w.clock.now()) == nil {
 			t.Errorf("a jump of %s: half an hour later nothing is due", jump)
 		}
+		w.clock.began = w.clock.began.Add(-10 * time.Minute)
+		rec.LastUse = w.clock.now()
+		b.entry = &kv.Entry[kv.Record]{Value: rec}
+		b.touch()
+		b.proven = time.Now()
+		if b.due(rec, w.clock.now()) == nil {
+			t.Errorf("a jump of %s: past its time to live, and just used, it is not due", jump)
+		}
 	}
 }
