@@ -283,6 +283,7 @@ func (k *command) infoLocked() sandbox.CommandInfo {
 		State:      sandbox.CommandRunning,
 		Tag:        k.request.Tag,
 		Background: k.request.Background,
+		KeepAwake:  k.request.KeepAwake,
 		TTY:        k.request.TTY != nil,
 		Started:    k.started,
 		Oldest:     k.ring.start,

@@ -88,27 +88,48 @@ func TestNK19DistinctAnswers(t *testing.T) {
 	}
 }
 
-// LC-12: what is pinned stays so over the change of its worker, and falls due
-// once it is not pinned any more.
+// LC-12: what is pinned, or runs a command that keeps it awake, stays so over the
+// change of its worker, and falls due once that ends.
 func TestLC12PinOutlivesItsWorker(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 0, func(c *fleet.Config) { c.DestroyAfter = time.Second })
 	_, stop := r.worker()
-	info, err := r.client.Create(t.Context(), messaging.CreateRequest{Name: "x", Pin: true})
+	info, err := r.client.Create(t.Context(), messaging.CreateRequest{Name: "pinned", Pin: true})
 	if err != nil {
 		t.Fatal(err)
+	}
+	boxes := []messaging.Target{info.Target()}
+	for name, cmd := range map[sandbox.Name]sandbox.Command{
+		"foreground": {Shell: "sleep 60"}, "background": {Shell: "sleep 60", Background: true, KeepAwake: true},
+	} {
+		box := r.create(name)
+		p, err := r.client.Exec(t.Context(), box, cmd)
+		if err != nil {
+			t.Fatal(err)
+		}
+		p.Close() // it runs on, though nobody reads
+		boxes = append(boxes, box)
 	}
 	r.worker()
 	stop()
 	time.Sleep(3 * time.Second)
-	if now, err := r.client.Get(t.Context(), info.Target()); err != nil || now.State != messaging.Running || !now.Pinned {
-		t.Fatalf("pinned, and idle for 3 s: %+v, %v", now, err)
+	for _, box := range boxes {
+		if now, err := r.client.Get(t.Context(), box); err != nil || now.State != messaging.Running || now.Pinned != (box.Sandbox == "pinned") {
+			t.Fatalf("%s, idle for 3 s: %+v, %v", box.Sandbox, now, err)
+		}
 	}
 	if _, err := r.client.Pin(t.Context(), info.Target(), false); err != nil {
 		t.Fatal(err)
 	}
-	soon(t, 20*time.Second, "it is destroyed", func() bool {
-		now, err := r.client.Get(t.Context(), info.Target())
-		return err == nil && now.State == messaging.Gone
-	})
+	for _, box := range boxes[1:] {
+		if _, err := r.client.Kill(t.Context(), box, sandbox.KillRequest{All: true}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, box := range boxes {
+		soon(t, 30*time.Second, "it is destroyed", func() bool {
+			now, err := r.client.Get(t.Context(), box)
+			return err == nil && now.State == messaging.Gone
+		})
+	}
 }
