@@ -19,9 +19,16 @@ import (
 func TestIdleStepsInOrder(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 1, func(c *fleet.Config) {
-		c.PauseAfter, c.StopAfter, c.DestroyAfter = time.Second, 3*time.Second, 6*time.Second
+		c.PauseAfter, c.StopAfter, c.DestroyAfter = 3*time.Second, 5*time.Second, 7*time.Second
+		c.DetachAfter = time.Second
 	})
 	idle, pinned, busy := r.create("idle"), r.create("pinned"), r.create("busy")
+	// A command in the background is no use, unless it asks for it.
+	if p, err := r.client.Exec(t.Context(), idle, sandbox.Command{Shell: "sleep 60", Background: true}); err != nil {
+		t.Fatal(err)
+	} else {
+		p.Close()
+	}
 	if _, err := r.client.Pin(t.Context(), pinned, true); err != nil {
 		t.Fatal(err)
 	}

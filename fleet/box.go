@@ -35,6 +35,9 @@ type box struct {
 	// used is when a caller last used it through this worker, in Unix
 	// milliseconds; 0 = not yet.
 	used atomic.Int64
+	// ran is when a command was last seen to run in it though nobody used it, in
+	// Unix milliseconds; 0 = never.
+	ran atomic.Int64
 	// seen is when a request last looked for it, in Unix milliseconds.
 	seen atomic.Int64
 	// later is when what failed in looking after it is tried again.

@@ -87,7 +87,8 @@ func (b *box) due(rec kv.Record, now time.Time) func(context.Context) error {
 	if step, at := b.w.nextIdleStep(rec); !rec.Pin && step != "" && now.After(at) {
 		return func(ctx context.Context) error { return b.idle(ctx, step, used) }
 	}
-	if b.live() != nil && rec.State == kv.Running && !b.tunnelOn() && now.Sub(used) > b.w.cfg.DetachAfter {
+	if b.live() != nil && rec.State == kv.Running && !b.tunnelOn() &&
+		now.Sub(used) > b.w.cfg.DetachAfter && now.Sub(time.UnixMilli(b.ran.Load())) > b.w.cfg.DetachAfter {
 		return b.detachIdle
 	}
 	if time.Since(b.lastProof()) > proveEvery {
@@ -271,7 +272,7 @@ func (b *box) detachIdle(ctx context.Context) error {
 	}
 	for _, c := range list {
 		if c.State == sandbox.CommandRunning {
-			b.touch()
+			b.ran.Store(b.w.clock.now().UnixMilli()) // no use of it: it may be suspended
 			return nil
 		}
 	}
