@@ -286,24 +286,31 @@ func TestCreateIsIdempotent(t *testing.T) {
 	}
 }
 
+// A command goes on while its sandbox moves to a second worker and to a third, by
+// the drain of its owner each time.
 func TestDrainLosesNothing(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 1, nil)
+	r := newRig(t, 0, nil)
+	owner, stop := r.worker()
 	box := r.create("d")
-	_, stop := r.worker()
-	// Move the sandbox to the second worker and back by draining each in turn.
 	p, err := r.client.Exec(t.Context(), box, sandbox.Command{Shell: "for i in $(seq 1 100); do echo $i; sleep 0.03; done"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	r.worker()
-	stop()
+	for range 2 {
+		if info, err := r.client.Get(t.Context(), box); err != nil || info.Owner != owner.ID() {
+			t.Fatalf("the owner is %s, %v; want %s", info.Owner, err, owner.ID())
+		}
+		drain := stop
+		owner, stop = r.worker()
+		drain()
+	}
 	var out strings.Builder
 	end, err := p.Copy(t.Context(), &out, &out)
 	if err != nil || end.Code == nil || *end.Code != 0 {
 		t.Fatalf("end %+v, %v", end, err)
 	}
-	if got := strings.Count(out.String(), "\n"); got != 100 {
-		t.Fatalf("%d lines", got)
+	if got := strings.Count(out.String(), "\n"); got != 100 || p.Lost() != 0 {
+		t.Fatalf("%d lines, %d bytes lost", got, p.Lost())
 	}
 }
