@@ -12,9 +12,6 @@ import (
 	"time"
 )
 
-// streamBuffer is the buffer of one direction of a stream, in bytes.
-const streamBuffer = 32 << 10
-
 // stream starts an exec. Only when the engine itself has answered 101 do both
 // connections become raw, and they end with the stream; with any other answer
 // the connection goes on as HTTP, so that a request behind it is judged.
@@ -128,7 +125,5 @@ func copyStream(dst io.Writer, src io.Reader, buffered *bufio.Reader) error {
 			return err
 		}
 	}
-	// Hiding ReadFrom and WriteTo keeps the buffer at our size.
-	_, err := io.CopyBuffer(struct{ io.Writer }{dst}, struct{ io.Reader }{src}, make([]byte, streamBuffer))
-	return err
+	return pump(dst, src)
 }
