@@ -31,7 +31,7 @@ type settings struct {
 	AnyReply    bool          `name:"any-reply" help:"Answer to any reply subject although the NATS servers authenticate; only for a deployment of one tenant."`
 
 	Provider        string `default:"docker" enum:"docker,e2b" help:"What holds the sandboxes: docker or e2b."`
-	E2BSettings     string `name:"e2b-settings" type:"existingfile" help:"JSON file with the settings of the E2B provider (see docs/e2b.md); it holds the key, so 0600."`
+	E2BSettings     string `name:"e2b-settings" env:"SHOAL_E2B_SETTINGS" type:"existingfile" help:"JSON file with the settings of the E2B provider (see docs/e2b.md); it holds the key, so 0600."`
 	Fleet           string `default:"main" help:"Name of the fleet; it is in every object's labels, and only its own objects are touched."`
 	DockerEndpoint  string `name:"docker-endpoint" default:"${endpoint}" help:"The Docker engine, or the filter in front of it: unix:// or tcp://."`
 	Runtime         string `default:"runc" enum:"runc,runsc" help:"Container runtime: runc or runsc (gVisor)."`

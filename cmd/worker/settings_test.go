@@ -3,13 +3,15 @@ package main
 import (
 	"os"
 	"regexp"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/alecthomas/kong"
 )
 
 // The README's table of settings is the flags: none missing, none invented,
-// each with the same words and default.
+// each with the same words and default, and each with the variable it promises.
 func TestReadmeTellsTheFlags(t *testing.T) {
 	t.Parallel()
 	readme, err := os.ReadFile("../../README.md")
@@ -21,13 +23,16 @@ func TestReadmeTellsTheFlags(t *testing.T) {
 		told[m[1]] = [2]string{m[2], m[3]}
 	}
 	var s settings
-	parser, err := kong.New(&s, kong.Vars{"state": "/var/lib/shoal", "endpoint": "unix:///var/run/docker.sock", "image": "shoal-sandbox:dev"})
+	parser, err := kong.New(&s, kong.DefaultEnvars("SHOAL"), kong.Vars{"state": "/var/lib/shoal", "endpoint": "unix:///var/run/docker.sock", "image": "shoal-sandbox:dev"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, f := range parser.Model.Flags {
 		if f.Name == "help" {
 			continue
+		}
+		if env := "SHOAL_" + strings.ToUpper(strings.ReplaceAll(f.Name, "-", "_")); !slices.Equal(f.Envs, []string{env}) {
+			t.Errorf("--%s is given by %v, want %s", f.Name, f.Envs, env)
 		}
 		row, ok := told[f.Name]
 		switch {
