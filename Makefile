@@ -18,9 +18,9 @@ demo: engine build ## create a sandbox, run a program in it, remove it
 test: runsc engine ## run every test, with real Docker and the race detector
 	@SHOAL_IMAGE=$$(image/build.sh) && export SHOAL_IMAGE && scripts/test.sh
 
-whole: runsc engine ## run the conformance suite of Docker with its long times and large numbers
+whole: runsc engine ## run what has long times and large numbers in its full length
 	@SHOAL_IMAGE=$$(image/build.sh) && export SHOAL_IMAGE SHOAL_WHOLE=1 && \
-		go test ./docker -run '^TestConformance' -count=1 -v -timeout 60m
+		go test ./docker ./e2e -run '^TestConformance|^TestManyCommands|^TestEgressBigDownload' -p 1 -count=1 -v -timeout 60m
 
 race: ## run the tests that need no Docker, with the race detector
 	@go test -short -race -shuffle=on -timeout 5m ./...

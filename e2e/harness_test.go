@@ -66,6 +66,15 @@ func run(m *testing.M) int {
 	return m.Run()
 }
 
+// lasting returns how much of a thing is done: enough to show the promise, or its
+// full length where `make whole` asks for it.
+func lasting(shortly, full int) int {
+	if os.Getenv("SHOAL_WHOLE") != "" {
+		return full
+	}
+	return shortly
+}
+
 // process is a program that the test started.
 type process struct {
 	t    *testing.T

@@ -95,16 +95,37 @@ func (r *rig) enough(p probe, n int, passed time.Duration) bool {
 	return n >= r.effort.Samples
 }
 
-// pair measures both sides right after one another.
+// rest is the pause before each side's turn: an engine goes on cleaning up after
+// an exec for some 20 ms, and that is not the other side's time.
+const rest = 50 * time.Millisecond
+
+// pair measures both sides one after another.
 func (p *probe) pair(ctx context.Context) (ours, base float64, err error) {
+	if p.base != nil {
+		if err := pause(ctx); err != nil {
+			return 0, 0, err
+		}
+	}
 	if ours, err = p.ours(ctx); err != nil {
 		return 0, 0, fmt.Errorf("%s: %w", p.name, err)
 	}
 	if p.base == nil {
 		return ours, 0, nil
 	}
+	if err := pause(ctx); err != nil {
+		return 0, 0, err
+	}
 	if base, err = p.base(ctx); err != nil {
 		return 0, 0, fmt.Errorf("%s, %s: %w", p.name, p.baseline, err)
 	}
 	return ours, base, nil
+}
+
+func pause(ctx context.Context) error {
+	select {
+	case <-time.After(rest):
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
 }

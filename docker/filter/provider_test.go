@@ -1,105 +1,27 @@
 package filter_test
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"encoding/json"
 	"io"
-	"log/slog"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"reflect"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/mount"
 	"github.com/docker/docker/api/types/volume"
-	"github.com/google/go-cmp/cmp"
 
 	"shoal/docker"
 	"shoal/docker/dockertest"
 	"shoal/docker/filter"
+	"shoal/docker/filter/filtertest"
 	"shoal/sandbox"
-	"shoal/sandbox/sandboxtest"
 )
-
-// A tap keeps what a filter writes to the engine.
-type tap struct {
-	dial func(context.Context) (net.Conn, error)
-
-	mu    sync.Mutex
-	conns []*tapConn // guarded by mu
-}
-
-type tapConn struct {
-	net.Conn
-	mu  sync.Mutex
-	buf bytes.Buffer // guarded by mu
-}
-
-func (t *tap) Dial(ctx context.Context) (net.Conn, error) {
-	c, err := t.dial(ctx)
-	if err != nil {
-		return nil, err
-	}
-	tc := &tapConn{Conn: c}
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	t.conns = append(t.conns, tc)
-	return tc, nil
-}
-
-// tapped bounds what is kept of one connection: requests are short, and what
-// follows a stream's start is not looked at.
-const tapped = 4 << 20
-
-func (c *tapConn) Write(p []byte) (int, error) {
-	c.mu.Lock()
-	if c.buf.Len() < tapped {
-		c.buf.Write(p)
-	}
-	c.mu.Unlock()
-	return c.Conn.Write(p)
-}
-
-func (c *tapConn) CloseWrite() error { return c.Conn.(*net.UnixConn).CloseWrite() }
-
-// calls returns the calls that reached the engine, the filter's own look-ups
-// apart, judged again for their rules.
-func (t *tap) calls(tb testing.TB, policy *filter.Policy) (out []*filter.Call) {
-	tb.Helper()
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	for _, c := range t.conns {
-		c.mu.Lock()
-		br := bufio.NewReader(bytes.NewReader(bytes.Clone(c.buf.Bytes())))
-		c.mu.Unlock()
-		for {
-			r, err := http.ReadRequest(br)
-			if err != nil {
-				break
-			}
-			if r.Header.Get("User-Agent") != "" {
-				continue
-			}
-			call, refusal := policy.Judge(r)
-			if refusal != nil {
-				tb.Fatalf("what reached the engine is refused when judged again: %v", refusal)
-			}
-			out = append(out, call)
-			if call.Hijack {
-				break // what follows is a stream
-			}
-		}
-	}
-	return out
-}
 
 // TestProviderThroughFilter runs everything that the provider does through a
 // filter with the default policy on the real engine: nothing is refused, and
@@ -121,16 +43,10 @@ func TestProviderThroughFilter(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	dial, err := filter.Dialer(dockertest.Endpoint())
-	if err != nil {
-		t.Fatal(err)
-	}
-	engine := &tap{dial: dial}
-	var log logBuffer
-	socket := serveTap(t, policy, engine, &log)
+	front := filtertest.New(t, policy)
 	for _, runtime := range []string{docker.RuntimeRunc, docker.RuntimeRunsc} {
 		p, err := docker.New(docker.Config{
-			Fleet: fleet, Endpoint: "unix://" + socket, Image: image, Runtime: runtime, AllowOpenEgress: true, Network: network,
+			Fleet: fleet, Endpoint: front.Endpoint(), Image: image, Runtime: runtime, AllowOpenEgress: true, Network: network,
 		})
 		if err != nil {
 			t.Fatal(err)
@@ -142,11 +58,11 @@ func TestProviderThroughFilter(t *testing.T) {
 		exercisePool(t, p, "w-"+runtime, runtime)
 		p.Close()
 	}
-	if strings.Contains(log.String(), "refused") {
-		t.Errorf("the filter refused a call of the provider:\n%s", log.String())
+	if rules := front.Refused(t); len(rules) > 0 {
+		t.Errorf("the filter refused calls of the provider by %v", rules)
 	}
-	calls := engine.calls(t, policy)
-	sentIsAdmitted(t, policy, calls)
+	calls := front.Calls(t)
+	filtertest.SentIsAdmitted(t, policy, calls)
 	var bodies []string
 	calls = slices.DeleteFunc(calls, func(c *filter.Call) bool {
 		rule := judge(t, off, c.Method, c.Target, string(c.Body))
@@ -164,105 +80,11 @@ func TestProviderThroughFilter(t *testing.T) {
 		}
 		return false
 	})
-	sentIsAdmitted(t, off, calls)
+	filtertest.SentIsAdmitted(t, off, calls)
 	if len(bodies) == 0 {
 		t.Fatal("no container was made")
 	}
 	refuseUnsent(t, policy, bodies)
-}
-
-// sentIsAdmitted compares what a policy admits with what was sent: no call and
-// no query key may be on one side only.
-func sentIsAdmitted(t *testing.T, policy *filter.Policy, calls []*filter.Call) {
-	t.Helper()
-	seen := map[string]bool{}
-	for _, call := range calls {
-		seen[call.Rule] = true
-		_, query, _ := strings.Cut(call.Target, "?")
-		for pair := range strings.SplitSeq(query, "&") {
-			if key, _, ok := strings.Cut(pair, "="); ok {
-				seen[call.Rule+"?"+key] = true
-			}
-		}
-	}
-	var admitted []string
-	for rule, keys := range policy.Calls {
-		admitted = append(admitted, rule)
-		for _, key := range keys {
-			admitted = append(admitted, rule+"?"+key)
-		}
-	}
-	slices.Sort(admitted)
-	if diff := cmp.Diff(admitted, sortedKeys(seen)); diff != "" {
-		t.Errorf("admitted (-) and sent (+) differ:\n%s", diff)
-	}
-}
-
-// TestConformanceThroughFilter runs the whole conformance suite of providers
-// through a filter with the default policy: nothing of it is refused, and no
-// call is admitted that it does not send.
-func TestConformanceThroughFilter(t *testing.T) {
-	dockertest.NeedImage(t)
-	fleet := dockertest.Fleet(t)
-	registry := dockertest.NewRegistry(t, nil)
-	missing, foreign := registry.Ref(t, "missing:1"), registry.Ref(t, "foreign:1")
-	policy, err := filter.DefaultPolicy(filter.Settings{Fleet: fleet, Images: []string{dockertest.Image, missing, foreign}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	dial, err := filter.Dialer(dockertest.Endpoint())
-	if err != nil {
-		t.Fatal(err)
-	}
-	var log logBuffer
-	engine := &tap{dial: dial}
-	socket := serveTap(t, policy, engine, &log)
-	sandboxtest.Run(t, func(t *testing.T) sandboxtest.Subject {
-		p, err := docker.New(docker.Config{Fleet: fleet, Endpoint: "unix://" + socket, Image: dockertest.Image})
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(p.Close)
-		return sandboxtest.Subject{Provider: p, MissingImage: missing, ForeignImage: foreign, Real: true, PidsLimit: true}
-	})
-	dockertest.NothingLeft(t, fleet)
-	for line := range strings.Lines(log.String()) {
-		if entry := decode(t, line); entry["msg"] == "docker call refused" && entry["rule"] != "lookup" {
-			t.Errorf("the filter refused a call of the suite by %v", entry["rule"])
-		}
-	}
-	sentIsAdmitted(t, policy, engine.calls(t, policy))
-}
-
-func sortedKeys(m map[string]bool) (out []string) {
-	for k := range m {
-		out = append(out, k)
-	}
-	slices.Sort(out)
-	return out
-}
-
-func serveTap(t *testing.T, policy *filter.Policy, engine *tap, log io.Writer) string {
-	t.Helper()
-	f, err := filter.New(filter.Config{Policy: policy, Dial: engine.Dial, Log: slog.New(slog.NewJSONHandler(log, nil))})
-	if err != nil {
-		t.Fatal(err)
-	}
-	socket := t.TempDir() + "/filter.sock"
-	l, err := filter.ListenUnix(t.Context(), socket, "")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ctx, cancel := context.WithCancel(context.Background())
-	done := make(chan error, 1)
-	go func() { done <- f.Serve(ctx, l) }()
-	t.Cleanup(func() {
-		cancel()
-		if err := <-done; err != nil {
-			t.Errorf("serve: %v", err)
-		}
-	})
-	return socket
 }
 
 // exerciseProvider does everything that a provider can do.

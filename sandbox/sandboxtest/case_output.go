@@ -338,7 +338,10 @@ func bulk(t *testing.T, x *suite) {
 // many runs short commands, several at a time where the engine bears it, beside
 // long ones that go on through all of it.
 func many(t *testing.T, x *suite) {
-	short, long, atOnce := 100, 5, 1 // gVisor's release of 2022 dies of many at once
+	short, long, atOnce := 40, 4, 1 // gVisor's release of 2022 dies of many at once
+	if x.Heavy {
+		short, long = 100, 5
+	}
 	if x.PidsLimit {
 		atOnce = 16
 	}
