@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"os/exec"
 	"path/filepath"
@@ -81,6 +82,23 @@ func TestSummaryTakesRatiosPairByPair(t *testing.T) {
 	w = summarise(probe{name: "x", baseline: "y", more: true}, base, ours, nil)
 	if w.P50 != 20 || w.P99 != 10 || *w.Ratio != 10 || w.FloorP50 != nil {
 		t.Errorf("more is better: %s", w.line())
+	}
+	if d := differences(base, ours); !slices.Equal(d, []float64{9, 38, 10}) {
+		t.Errorf("by how much it is more: %v", d)
+	}
+}
+
+func TestCurlsReportIsChecked(t *testing.T) {
+	t.Parallel()
+	for out, ok := range map[string]bool{
+		"200 8 0.25\n200 8 0.5\n": true, "200 8 0.25\n": false, "200 8 0.25\n200 7 0.5\n": false,
+		"200 8 0.25\n403 8 0.5\n": false, "200 8 0.25\n200 8 x\n": false, "200 8 0\n200 8 0\n": false,
+	} {
+		c := curl(func(context.Context, ...string) ([]byte, error) { return []byte(out), nil })
+		took, err := c.fetch(t.Context(), 8, 2)
+		if (err == nil) != ok || ok && !slices.Equal(took, []float64{0.25, 0.5}) {
+			t.Errorf("%q: %v %v", out, took, err)
+		}
 	}
 }
 

@@ -38,6 +38,7 @@ type probe struct {
 	ours       sample
 	baseline   string // what it is compared to
 	base       sample // nil = nothing
+	added      string // also add a row of this name: by how much ours is more
 	floor      func(context.Context) ([]float64, error)
 	long       bool // takes long enough for Rounds, and needs no warm-up
 	seconds    bool // takes seconds: a quarter of them will do
@@ -79,6 +80,9 @@ func (r *rig) measure(ctx context.Context, p probe) error {
 		}
 	}
 	r.add(summarise(p, ours, base, floor))
+	if p.added != "" {
+		r.add(summarise(probe{name: p.added, unit: p.unit}, differences(ours, base), nil, nil))
+	}
 	return nil
 }
 

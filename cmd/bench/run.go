@@ -29,6 +29,7 @@ func groups() []group {
 		{name: "suspend", rows: suspendRows},
 		{name: "lock", rows: lockRows},
 		{name: "messaging", rows: messagingRows},
+		{name: "egress", own: true, rows: egressRows},
 		{name: "takeover", own: true, rows: takeoverRows},
 		{name: "warm", own: true, rows: warmRows},
 		{name: "growth", own: true, rows: growthRows},

@@ -26,6 +26,15 @@ func ratios(ours, base []float64, more bool) []float64 {
 	return r
 }
 
+// differences says pair by pair by how much ours is more than base.
+func differences(ours, base []float64) []float64 {
+	d := make([]float64, len(ours))
+	for i := range ours {
+		d[i] = ours[i] - base[i]
+	}
+	return d
+}
+
 // summarise makes a row of samples; base and floor may be nil.
 func summarise(p probe, ours, base, floor []float64) row {
 	bad := 0.99

@@ -10,6 +10,7 @@ import (
 
 	"github.com/docker/docker/api/types/container"
 	"github.com/docker/docker/api/types/filters"
+	"github.com/docker/docker/api/types/network"
 	"github.com/docker/docker/api/types/volume"
 	"github.com/docker/docker/client"
 	"github.com/docker/docker/pkg/stdcopy"
@@ -47,9 +48,33 @@ func Open(ctx context.Context, endpoint, image, fleet string, limits sandbox.Lim
 // Close closes the connections; it removes nothing.
 func (e *Engine) Close() error { return e.client.Close() }
 
-// Create creates and starts a container under name and returns its id.
+// Create creates and starts a container without a network under name and
+// returns its id.
 func (e *Engine) Create(ctx context.Context, name string) (string, error) {
-	c, err := e.client.ContainerCreate(ctx, e.config(), e.hostConfig(name), nil, nil, name)
+	return e.create(ctx, name, network.NetworkNone)
+}
+
+// CreateBridged does the same on the engine's default bridge. host is this
+// machine's address there.
+func (e *Engine) CreateBridged(ctx context.Context, name string) (id, host string, err error) {
+	if id, err = e.create(ctx, name, network.NetworkBridge); err != nil {
+		return id, "", err
+	}
+	info, err := e.client.ContainerInspect(ctx, id)
+	if err != nil {
+		return id, "", fmt.Errorf("look at the container %s: %w", name, err)
+	}
+	end := info.NetworkSettings.Networks[network.NetworkBridge]
+	if end == nil || end.Gateway == "" {
+		return id, "", fmt.Errorf("the container %s has no gateway on the default bridge", name)
+	}
+	return id, end.Gateway, nil
+}
+
+func (e *Engine) create(ctx context.Context, name, mode string) (string, error) {
+	host := e.hostConfig(name)
+	host.NetworkMode = container.NetworkMode(mode)
+	c, err := e.client.ContainerCreate(ctx, e.config(), host, nil, nil, name)
 	if err != nil {
 		return "", fmt.Errorf("create the container %s: %w", name, err)
 	}
@@ -72,7 +97,7 @@ func (e *Engine) config() *container.Config {
 func (e *Engine) hostConfig(name string) *container.HostConfig {
 	memory, pids := int64(e.limits.MemoryMB)<<20, int64(e.limits.Pids)
 	return &container.HostConfig{
-		Init: new(true), ReadonlyRootfs: true, NetworkMode: "none", IpcMode: "private",
+		Init: new(true), ReadonlyRootfs: true, IpcMode: "private",
 		CapDrop: []string{"ALL"}, CapAdd: []string{"SETUID", "SETGID", "KILL"}, SecurityOpt: []string{"no-new-privileges"},
 		Resources: container.Resources{Memory: memory, MemorySwap: memory, NanoCPUs: int64(e.limits.CPU * 1e9), PidsLimit: &pids},
 		Tmpfs:     map[string]string{"/tmp": "rw,exec,nosuid,nodev,mode=1777,size=64m", "/run/shoal": "rw,noexec,nosuid,nodev,mode=0700,size=4m"},
