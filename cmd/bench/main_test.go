@@ -3,15 +3,22 @@ package main
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
+	"io"
+	"net"
+	"net/http"
+	"net/url"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"shoal/docker/dockertest"
+	"shoal/egress"
 )
 
 // One tiny run measures every headline row, leaves nothing behind and prints
@@ -99,6 +106,53 @@ func TestCurlsReportIsChecked(t *testing.T) {
 		if (err == nil) != ok || ok && !slices.Equal(took, []float64{0.25, 0.5}) {
 			t.Errorf("%q: %v %v", out, took, err)
 		}
+	}
+}
+
+// A proxy takes the origin for a public host, and whoever asks gets every byte
+// on a connection of its own.
+func TestOriginBehindAProxy(t *testing.T) {
+	t.Parallel()
+	o, err := startOrigin(t.Context(), "127.0.0.1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer o.close()
+	policy, err := egress.ParsePolicy([]string{originName, "other.bench.test"}, egress.PolicyOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy, err := egress.NewProxy(egress.Config{Resolver: o, Dialer: o})
+	if err != nil {
+		t.Fatal(err)
+	}
+	session := egress.NewSession("sandbox", policy)
+	defer session.Close()
+	var served sync.WaitGroup
+	defer served.Wait()
+	client := http.Client{Transport: &http.Transport{
+		Proxy:           http.ProxyURL(&url.URL{Scheme: "http", Host: "proxy"}),
+		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // the origin's certificate is for another name
+		DialContext: func(context.Context, string, string) (net.Conn, error) {
+			near, far := net.Pipe()
+			served.Go(func() { proxy.ServeConn(t.Context(), far, session) })
+			return near, nil
+		},
+	}}
+	for range 2 {
+		resp, err := client.Get("https://" + originName + "/100000?1")
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := io.Copy(io.Discard, resp.Body)
+		_ = resp.Body.Close()
+		if resp.StatusCode != http.StatusOK || n != 100000 || err != nil || !resp.Close {
+			t.Errorf("%s, %d bytes, %v, closed after it: %t", resp.Status, n, err, resp.Close)
+		}
+	}
+	if resp, err := client.Get("https://other.bench.test/1"); err == nil {
+		_ = resp.Body.Close()
+		t.Error("a name that is not the origin's is reached")
 	}
 }
 
