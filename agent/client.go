@@ -45,6 +45,7 @@ const (
 // nesting, and an agent that contradicts itself ends the session.
 type Session struct {
 	mux    *yamux.Session
+	guard  *guard
 	cfg    ClientConfig
 	hello  Hello
 	own    *semaphore.Weighted // streams opened by this end
@@ -68,13 +69,15 @@ func Connect(ctx context.Context, rwc io.ReadWriteCloser, cfg ClientConfig) (*Se
 	if cfg.HelloTimeout <= 0 {
 		cfg.HelloTimeout = defaultHello
 	}
-	mux, err := yamux.Client(newGuard(rwc, 0), muxConfig())
+	below := newGuard(rwc, 0)
+	mux, err := yamux.Client(below, muxConfig())
 	if err != nil {
 		_ = rwc.Close()
 		return nil, sandbox.Errorf(sandbox.Internal, "set up the stream to the agent").Wrap(err)
 	}
 	s := &Session{
 		mux:    mux,
+		guard:  below,
 		cfg:    cfg,
 		own:    semaphore.NewWeighted(maxOwnStreams),
 		opens:  semaphore.NewWeighted(maxConcurrOpen),
@@ -112,6 +115,23 @@ func (s *Session) greet(ctx context.Context) error {
 
 // Hello returns what the agent said at first.
 func (s *Session) Hello() Hello { return s.hello }
+
+// Heard returns when the agent last sent something.
+func (s *Session) Heard() time.Time { return time.Unix(0, s.guard.heard.Load()) }
+
+// Ask waits until the agent answers, which it does at once whatever its commands
+// do. The stream below may stay open though the sandbox has ended, so whoever waits
+// for a session on which nothing is heard asks now and then.
+func (s *Session) Ask(ctx context.Context) error {
+	var h Hello
+	if err := s.call(ctx, opHello, helloRequest{Newest: Protocol, Oldest: oldestProtocol}, &h); err != nil {
+		return err
+	}
+	if h.Boot != s.hello.Boot {
+		return s.lied("it is another one than it was")
+	}
+	return nil
+}
 
 // Done is closed when the session has ended.
 func (s *Session) Done() <-chan struct{} { return s.done }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log"
+	"sync/atomic"
 	"time"
 
 	"github.com/hashicorp/yamux"
@@ -63,7 +64,8 @@ type guard struct {
 	io.WriteCloser
 
 	r      *bufio.Reader
-	parity uint32 // of the peer's stream ids: 1 for a client, 0 for a server
+	parity uint32       // of the peer's stream ids: 1 for a client, 0 for a server
+	heard  atomic.Int64 // when the peer last sent something, in Unix nanoseconds
 
 	// Only the session's reading goroutine touches these.
 	header  [muxHeader]byte
@@ -72,7 +74,9 @@ type guard struct {
 }
 
 func newGuard(rwc io.ReadWriteCloser, parity uint32) *guard {
-	return &guard{WriteCloser: newBatch(rwc), r: bufio.NewReaderSize(rwc, guardBuffer), parity: parity}
+	g := &guard{WriteCloser: newBatch(rwc), r: bufio.NewReaderSize(rwc, guardBuffer), parity: parity}
+	g.heard.Store(time.Now().UnixNano())
+	return g
 }
 
 func (g *guard) Read(p []byte) (int, error) {
@@ -95,6 +99,7 @@ func (g *guard) nextHeader() error {
 	if _, err := io.ReadFull(g.r, g.header[:]); err != nil {
 		return err
 	}
+	g.heard.Store(time.Now().UnixNano())
 	id := binary.BigEndian.Uint32(g.header[muxIDOffset:])
 	length := binary.BigEndian.Uint32(g.header[muxLenOffset:])
 	switch g.header[1] {

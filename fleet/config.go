@@ -49,6 +49,11 @@ type Config struct {
 	// Idle policy; 0 = never. PauseAfter suspends with memory, StopAfter
 	// without, DestroyAfter destroys.
 	PauseAfter, StopAfter, DestroyAfter time.Duration
+	// SilentFor is how long nothing may come from a sandbox whose stream somebody
+	// waits for (six times as long where nobody does) until its agent is asked. One
+	// that does not answer in twice the time loses its stream, and the engine is
+	// asked for another. Defaults to 10 s.
+	SilentFor time.Duration
 	// SweepEvery is the period of the engine's sweep. Defaults to 30 s.
 	SweepEvery time.Duration
 	// SweepGrace is the age from which a leftover is removed. Defaults to 10 min.
@@ -95,6 +100,7 @@ func (c Config) withDefaults() Config {
 		def   time.Duration
 	}{
 		{&c.DetachAfter, time.Minute},
+		{&c.SilentFor, 10 * time.Second},
 		{&c.SweepEvery, 30 * time.Second},
 		{&c.SweepGrace, 10 * time.Minute},
 		{&c.DrainFor, 20 * time.Second},

@@ -18,6 +18,9 @@ const (
 	stepDestroy = "destroyed"
 )
 
+// keepFor bounds one thing that is done for a sandbox.
+const keepFor = 3 * time.Minute
+
 // useEvery is how often the last use is written down.
 const useEvery = time.Minute
 
@@ -38,6 +41,8 @@ func (b *box) keep(ctx context.Context, now time.Time) {
 	}
 	b.w.bg.Go(func() {
 		defer b.keeping.Store(false)
+		ctx, cancel := context.WithTimeout(ctx, keepFor)
+		defer cancel()
 		err := act(ctx)
 		b.later.note(err)
 		if err != nil && sandbox.CodeOf(err) != sandbox.Busy {
@@ -79,6 +84,9 @@ func (b *box) due(rec kv.Record, now time.Time) func(context.Context) error {
 	}
 	if b.broken() && rec.State == kv.Running {
 		return b.repair
+	}
+	if b.silent() && rec.State == kv.Running {
+		return b.rouse
 	}
 	if used.Sub(rec.LastUse) >= useEvery {
 		return func(ctx context.Context) error { return b.writeUse(ctx, used) }
@@ -162,7 +170,10 @@ func (b *box) repair(ctx context.Context) error {
 		b.w.drop(b, messaging.ErrMoved)
 		return nil
 	case err != nil && sandbox.AsError(err).Reason == "suspended":
-		b.detach() // stopped behind our back; the next use wakes it
+		if err := b.stoppedItself(ctx); err != nil {
+			return err
+		}
+		b.detach() // the next use wakes it
 		return nil
 	}
 	return err
