@@ -36,7 +36,8 @@ func (p *Provider) Attach(ctx context.Context, h sandbox.Handle, wake bool) (io.
 			return nil, err
 		}
 	}
-	return nil, engineFault("sandbox %s stops right after each start; look at its image", h.Name)
+	return nil, sandbox.Errorf(sandbox.StartFailed, "sandbox %s stops right after each start: its agent cannot run or does not pass its self-test; look at its image", h.Name).
+		Because("agent").From(sandbox.FromEngine)
 }
 
 // isAsleep reports whether an exec failed because the container does not run,

@@ -2,6 +2,7 @@ package e2e_test
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -9,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -16,6 +19,7 @@ import (
 
 	"github.com/nats-io/nats.go"
 
+	"shoal/docker/dockertest"
 	"shoal/messaging"
 	"shoal/sandbox"
 )
@@ -106,6 +110,13 @@ func TestCommandLine(t *testing.T) {
 		}
 	})
 	t.Run("bare JSON over NATS", func(t *testing.T) { bareJSON(t, creds) })
+	t.Run("the state directory is this worker's alone", func(t *testing.T) { ownState(t, creds, state) })
+	t.Run("a missing image is said in plain words", func(t *testing.T) {
+		_, errs, code := c.run("create", "none", "--image", "127.0.0.1:1/none:none")
+		if code != 125 || !strings.Contains(errs, "docker pull") {
+			t.Fatalf("code %d, %s", code, errs)
+		}
+	})
 	t.Run("suspended, resumed, listed", func(t *testing.T) {
 		c.must("suspend", "box")
 		if out := c.must("ls"); !strings.Contains(out, "suspended") {
@@ -118,10 +129,12 @@ func TestCommandLine(t *testing.T) {
 	})
 }
 
-// gigabyte sends 1 GiB through the command line.
+// gigabyte sends 1 GiB through the command line, of which no two parts are the
+// same: numbered copies of a file of numbers.
 func gigabyte(t *testing.T, c cli, worker *process) {
+	const size = 1 << 30
 	before := worker.rss()
-	cmd := c.command("exec", "box", "--", "sh", "-c", "head -c 1073741824 /dev/zero")
+	cmd := c.command("exec", "box", "--", "sh", "-c", "seq 1000000 > /tmp/block; for i in $(seq 200); do echo part $i; cat /tmp/block; done | head -c "+strconv.Itoa(size))
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -146,18 +159,29 @@ func gigabyte(t *testing.T, c cli, worker *process) {
 	if err := cmd.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	zeros := sha256.New()
-	chunk := make([]byte, 1<<20)
-	for range 1024 {
-		zeros.Write(chunk)
-	}
-	if got, want := hex.EncodeToString(sum.Sum(nil)), hex.EncodeToString(zeros.Sum(nil)); got != want {
+	if got, want := hex.EncodeToString(sum.Sum(nil)), hashOfParts(size); got != want {
 		t.Fatalf("%d bytes, sha256 %s, want %s", total, got, want)
 	}
 	t.Logf("1 GiB in %s; worker %d KiB before, %d KiB at most", time.Since(began).Round(time.Millisecond), before, most)
 	if most-before > 96<<10 {
 		t.Errorf("the worker grew from %d to %d KiB", before, most)
 	}
+}
+
+// hashOfParts is the hash of what gigabyte's command writes.
+func hashOfParts(size int) string {
+	var block []byte
+	for i := range 1000000 {
+		block = append(strconv.AppendInt(block, int64(i+1), 10), '\n')
+	}
+	sum := sha256.New()
+	for i := 1; size > 0; i++ {
+		part := slices.Concat([]byte("part "+strconv.Itoa(i)+"\n"), block)
+		part = part[:min(len(part), size)]
+		sum.Write(part)
+		size -= len(part)
+	}
+	return hex.EncodeToString(sum.Sum(nil))
 }
 
 // bareJSON uses nothing but NATS and JSON.
@@ -238,16 +262,21 @@ func TestMistakesHaveCodes(t *testing.T) {
 		_, err := f.client.Run(t.Context(), box, c, messaging.RunOptions{})
 		return err
 	}
+	shellless := derived(t, "RUN rm /usr/bin/bash")
 	for name, c := range map[string]struct {
 		err  error
 		want sandbox.Code
 	}{
-		"a name that exists":      {create(messaging.CreateRequest{Name: "box"}), sandbox.Exists},
-		"a registry that is away": {create(messaging.CreateRequest{Name: "m1", Image: "127.0.0.1:1/none:none"}), sandbox.Engine},
-		"too much memory":         {create(messaging.CreateRequest{Name: "m2", Limits: sandbox.Limits{MemoryMB: 1 << 20}}), sandbox.Invalid},
-		"open egress":             {create(messaging.CreateRequest{Name: "m3", Egress: sandbox.Egress{Mode: sandbox.EgressOpen}}), sandbox.Denied},
-		"a literal host":          {create(messaging.CreateRequest{Name: "m4", Egress: sandbox.Egress{Mode: sandbox.EgressAllowlist, Hosts: []string{"10.0.0.1"}}}), sandbox.Invalid},
-		"a missing cwd":           {start(sandbox.Command{Shell: "true", Cwd: "/nowhere"}), sandbox.StartFailed},
+		"an image without a shell":      {create(messaging.CreateRequest{Name: "m5", Image: shellless}), sandbox.StartFailed},
+		"a create without time left":    {f.raw("create", `{"name":"m6"}`, nats.Header{messaging.HeaderTimeout: {"0"}}), sandbox.Timeout},
+		"a create past its deadline":    {f.raw("create", `{"name":"m7"}`, nats.Header{messaging.HeaderDeadline: {"1000000"}}), sandbox.Timeout},
+		"a create with too little time": {f.raw("create", `{"name":"m8"}`, nats.Header{messaging.HeaderTimeout: {"40"}}), sandbox.Timeout},
+		"a name that exists":            {create(messaging.CreateRequest{Name: "box"}), sandbox.Exists},
+		"a registry that is away":       {create(messaging.CreateRequest{Name: "m1", Image: "127.0.0.1:1/none:none"}), sandbox.Engine},
+		"too much memory":               {create(messaging.CreateRequest{Name: "m2", Limits: sandbox.Limits{MemoryMB: 1 << 20}}), sandbox.Invalid},
+		"open egress":                   {create(messaging.CreateRequest{Name: "m3", Egress: sandbox.Egress{Mode: sandbox.EgressOpen}}), sandbox.Denied},
+		"a literal host":                {create(messaging.CreateRequest{Name: "m4", Egress: sandbox.Egress{Mode: sandbox.EgressAllowlist, Hosts: []string{"10.0.0.1"}}}), sandbox.Invalid},
+		"a missing cwd":                 {start(sandbox.Command{Shell: "true", Cwd: "/nowhere"}), sandbox.StartFailed},
 		"EX-08 a bad cwd, before any piece of the stream": {func() error {
 			_, err := f.client.Exec(t.Context(), box, sandbox.Command{Shell: "echo x", Cwd: "/nowhere"})
 			return err
@@ -269,4 +298,55 @@ func TestMistakesHaveCodes(t *testing.T) {
 	if err != nil || len(list.Sandboxes) != 1 {
 		t.Errorf("left behind: %+v, %v", list, err)
 	}
+	if _, err := f.client.Destroy(t.Context(), box); err != nil {
+		t.Fatal(err)
+	}
+	dockertest.NothingLeft(t, f.name)
+}
+
+// raw asks in plain JSON with headers of one's own and returns the error that
+// is answered.
+func (f *fleet) raw(op, body string, header nats.Header) error {
+	f.t.Helper()
+	nc, err := nats.Connect(f.bus.url)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	defer nc.Close()
+	header.Set(messaging.HeaderContent, "application/json")
+	m := &nats.Msg{Subject: "shoal.v1.main." + op, Header: header, Data: []byte(body)}
+	answer, err := nc.RequestMsg(m, patience)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	var a struct{ Error *sandbox.Error }
+	if err := json.Unmarshal(answer.Data, &a); err != nil {
+		f.t.Fatalf("%v in %s", err, answer.Data)
+	}
+	if a.Error == nil {
+		return nil
+	}
+	return a.Error
+}
+
+// derived builds an image FROM that of the sandboxes with one more line. It is
+// removed with the test.
+func derived(t *testing.T, line string) string {
+	t.Helper()
+	dir, tag := t.TempDir(), "shoal-test-derived:"+sandbox.NewID()[:12]
+	if err := os.WriteFile(filepath.Join(dir, "Dockerfile"), []byte("FROM "+dockertest.Image+"\n"+line+"\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	docker := func(args ...string) {
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		cmd := exec.CommandContext(ctx, "docker", args...)
+		cmd.Env = append(os.Environ(), "DOCKER_HOST="+dockertest.Endpoint(), "DOCKER_BUILDKIT=0")
+		if out, err := cmd.CombinedOutput(); err != nil {
+			t.Errorf("docker %v: %v\n%s", args, err, out)
+		}
+	}
+	docker("build", "--quiet", "--network", "none", "--tag", tag, dir)
+	t.Cleanup(func() { docker("rmi", "--force", tag) })
+	return tag
 }

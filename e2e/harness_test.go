@@ -366,13 +366,13 @@ func eventually(t *testing.T, d time.Duration, what string, fn func() error) {
 // credentials of an embedded server.
 type credentials struct{ URL, User, Password string }
 
-// embedded starts one worker with a NATS server of its own.
+// embedded starts one worker with a NATS server of its own. Its settings come
+// from the environment, as every flag's can.
 func embedded(t *testing.T, flags ...string) (*process, credentials, string) {
 	t.Helper()
 	dockertest.NeedImage(t)
-	state := t.TempDir()
-	args := append([]string{"--state-dir", state, "--fleet", dockertest.Fleet(t), "--image", dockertest.Image}, flags...)
-	p := start(t, "worker", nil, args...)
+	state := filepath.Join(t.TempDir(), "state")
+	p := start(t, "worker", []string{"SHOAL_STATE_DIR=" + state, "SHOAL_FLEET=" + dockertest.Fleet(t), "SHOAL_IMAGE=" + dockertest.Image}, flags...)
 	var c credentials
 	eventually(t, 30*time.Second, "the worker writes its credentials", func() error {
 		data, err := os.ReadFile(filepath.Join(state, "nats.json"))

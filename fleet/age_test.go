@@ -1,6 +1,7 @@
 package fleet_test
 
 import (
+	"cmp"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -133,14 +134,17 @@ func TestLC13TTLOutlivesItsKeeper(t *testing.T) {
 
 // orphan gives a sandbox to a worker that does not exist, as after the death of
 // its owner.
-func (r *rig) orphan(store *kv.Store, name sandbox.Name) {
+func (r *rig) orphan(store *kv.Store, name sandbox.Name) { r.orphanAs(store, name, "") }
+
+// orphanAs does so in another state of the record than it has.
+func (r *rig) orphanAs(store *kv.Store, name sandbox.Name, state kv.State) {
 	r.t.Helper()
 	for range 20 {
 		e, err := store.Handles.Get(r.t.Context(), kv.HandleKey("main", name))
 		if err != nil {
 			r.t.Fatal(err)
 		}
-		e.Value.Owner = "ghost"
+		e.Value.Owner, e.Value.State = "ghost", cmp.Or(state, e.Value.State)
 		if err = store.Handles.Put(r.t.Context(), e); err == nil {
 			return
 		}

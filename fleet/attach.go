@@ -21,6 +21,10 @@ const (
 	attachAgain    = 50 * time.Millisecond
 )
 
+// greetings is how often the agent of a new sandbox may end before its first
+// word; nothing has been claimed by then.
+const greetings = 3
+
 // helloFor bounds the wait for the agent's first word. It is generous: on a
 // machine that starts many containers at once it takes seconds.
 const helloFor = 30 * time.Second
@@ -107,19 +111,21 @@ func (b *box) attach(ctx context.Context, wake bool) (*agent.Session, error) {
 
 // connect opens a stream to the agent. Where the processes of the sandbox are
 // used up, the engine's own program that enters it finds no thread in most of its
-// tries (runc 1.1.5), so it is tried again within the time of an attachment.
+// tries (runc 1.1.5), so it is tried again within the time of an attachment. The
+// agent of a new sandbox that ends before its first word does not pass its
+// self-test, as in an image that lacks a shell.
 func (b *box) connect(ctx context.Context, wake bool) (*agent.Session, error) {
-	for begun := time.Now(); ; {
-		stream, err := b.w.provider.Attach(ctx, b.record().Handle, wake)
-		if err != nil {
-			err = b.attachFailed(ctx, err)
-		} else {
-			var s *agent.Session
-			if s, err = agent.Connect(ctx, stream, agent.ClientConfig{Egress: b.serveEgress, HelloTimeout: helloFor}); err == nil {
-				return s, nil
+	for begun, broken := time.Now(), 0; ; {
+		s, err := b.greet(ctx, wake)
+		switch e := sandbox.AsError(err); {
+		case err == nil:
+			return s, nil
+		case e.Code == sandbox.OutcomeUnknown && b.record().State == kv.Creating:
+			if broken++; broken == greetings {
+				return nil, sandbox.Errorf(sandbox.StartFailed, "the sandbox's agent ends before it answers: it cannot run or does not pass its self-test; look at the image").
+					Because("agent").From(sandbox.FromSandbox).Wrap(err)
 			}
-		}
-		if e := sandbox.AsError(err); e.Code != sandbox.Engine || e.Reason != "attach" || time.Since(begun) > attachAgainFor {
+		case e.Code != sandbox.Engine || e.Reason != "attach" || time.Since(begun) > attachAgainFor:
 			return nil, err
 		}
 		select {
@@ -128,6 +134,15 @@ func (b *box) connect(ctx context.Context, wake bool) (*agent.Session, error) {
 		case <-time.After(attachAgain):
 		}
 	}
+}
+
+// greet tries once to open a stream to the agent and hear its first word.
+func (b *box) greet(ctx context.Context, wake bool) (*agent.Session, error) {
+	stream, err := b.w.provider.Attach(ctx, b.record().Handle, wake)
+	if err != nil {
+		return nil, b.attachFailed(ctx, err)
+	}
+	return agent.Connect(ctx, stream, agent.ClientConfig{Egress: b.serveEgress, HelloTimeout: helloFor})
 }
 
 func (b *box) claim(ctx context.Context, s *agent.Session) error {

@@ -210,13 +210,16 @@ func echo(t *testing.T, tunnel net.Conn) {
 func TestDrainWithoutAPeer(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 0, nil)
-	_, stop := r.worker()
+	w, stop := r.worker()
 	box := r.create("d")
 	p, err := r.client.Exec(t.Context(), box, sandbox.Command{Shell: "for i in $(seq 1 60); do echo $i; sleep 0.05; done"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	stop()
+	if w.Sound() {
+		t.Error("a worker that has drained calls itself ready")
+	}
 	store := r.records()
 	e, err := store.Handles.Get(t.Context(), kv.HandleKey("main", box.Sandbox))
 	if err != nil || e.Value.Owner != "" || e.Value.State != kv.Running {

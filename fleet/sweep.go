@@ -471,5 +471,6 @@ func (b *box) settleHeld(ctx context.Context) error {
 	})
 }
 
-// Sound reports whether the worker serves with an engine that answers.
-func (w *Worker) Sound() bool { return w.compared() }
+// Sound reports whether the worker serves, with an engine that answers; one that
+// drains does not.
+func (w *Worker) Sound() bool { return w.compared() && !w.isDraining() }

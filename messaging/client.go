@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	neturl "net/url"
 	"strconv"
 	"strings"
 	"sync"
@@ -60,7 +61,7 @@ func Connect(url string, o Options, extra ...nats.Option) (*Client, error) {
 	o = o.withDefaults()
 	nc, err := nats.Connect(url, append(ConnOptions(o.Tenant), extra...)...)
 	if err != nil {
-		return nil, connectError(url, err)
+		return nil, ConnectError(url, err)
 	}
 	c, err := NewClient(nc, o)
 	if err != nil {
@@ -106,7 +107,12 @@ func lasting(o *nats.Options) error {
 	return nil
 }
 
-func connectError(url string, err error) error {
+// ConnectError puts into plain words why no connection to the servers at url
+// came about, without what url may hold of a password.
+func ConnectError(url string, err error) error {
+	if _, ok := errors.AsType[*neturl.Error](err); ok { // its text holds the whole address
+		return sandbox.Errorf(sandbox.Invalid, "%s is not the address of a NATS server; use nats://host:port", hideUser(url)).From(sandbox.FromClient)
+	}
 	switch {
 	case errors.Is(err, nats.ErrAuthorization), errors.Is(err, nats.ErrAuthExpired):
 		return sandbox.Errorf(sandbox.Denied, "NATS refuses these credentials; check user, password, nkey or creds file").From(sandbox.FromClient).Wrap(err)

@@ -5,7 +5,9 @@ import (
 	"encoding/json"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -280,28 +282,39 @@ func toJSON(t *testing.T, data []byte) []byte {
 func TestBadHeadersAndBodies(t *testing.T) {
 	t.Parallel()
 	ns := messagingtest.Server(t)
+	var handled atomic.Int64
 	startServer(t, messagingtest.Conn(t, ns), "w1", func(context.Context, *messaging.Request) (any, error) {
+		handled.Add(1)
 		return messaging.ListAnswer{}, nil
 	})
 	nc := messagingtest.Conn(t, ns)
-	past := "1000000"
+	past := strconv.FormatInt(time.Now().Add(-70*time.Second).UnixMilli(), 10)
+	late := strconv.FormatInt(time.Now().Add(-30*time.Second).UnixMilli(), 10)
 	for _, c := range []struct {
 		name   string
 		header nats.Header
-		body   string
 		code   sandbox.Code
+		field  string
 	}{
-		{"plain", nil, `{}`, ""},
-		{"protocol", nats.Header{"Shoal-Protocol": {"2"}}, `{}`, sandbox.Unsupported},
-		{"content", nats.Header{"Content-Type": {"text/xml"}}, `{}`, sandbox.Invalid},
-		{"request id", nats.Header{"Shoal-Request": {"a.b"}}, `{}`, sandbox.Invalid},
-		{"no time left", nats.Header{"Shoal-Timeout": {"0"}}, `{}`, sandbox.Timeout},
-		{"time", nats.Header{"Shoal-Timeout": {"soon"}}, `{}`, sandbox.Invalid},
-		{"deadline over", nats.Header{"Shoal-Deadline": {past}}, `{}`, sandbox.Timeout},
-		{"deadline", nats.Header{"Shoal-Deadline": {"x"}}, `{}`, sandbox.Invalid},
+		{"plain", nil, "", ""},
+		{"protocol", nats.Header{"Shoal-Protocol": {"2"}}, sandbox.Unsupported, ""},
+		{"content", nats.Header{"Content-Type": {"text/xml"}}, sandbox.Invalid, "Content-Type"},
+		{"request id", nats.Header{"Shoal-Request": {"a.b"}}, sandbox.Invalid, "Shoal-Request"},
+		{"no time left", nats.Header{"Shoal-Timeout": {"0"}}, sandbox.Timeout, ""},
+		{"time", nats.Header{"Shoal-Timeout": {"soon"}}, sandbox.Invalid, "Shoal-Timeout"},
+		{"the most time", nats.Header{"Shoal-Timeout": {"86400000"}}, "", ""},
+		{"more time", nats.Header{"Shoal-Timeout": {"86400001"}}, sandbox.Invalid, "Shoal-Timeout"},
+		{"a clock that differs", nats.Header{"Shoal-Deadline": {late}}, "", ""},
+		{"deadline over", nats.Header{"Shoal-Deadline": {past}}, sandbox.Timeout, ""},
+		{"deadline", nats.Header{"Shoal-Deadline": {"x"}}, sandbox.Invalid, "Shoal-Deadline"},
 	} {
-		if got := ask(t, nc, "shoal.v1.main.list", []byte(c.body), true, c.header); got.Code != c.code {
-			t.Errorf("%s: %v, want code %q", c.name, got, c.code)
+		before := handled.Load()
+		got := ask(t, nc, "shoal.v1.main.list", []byte(`{}`), true, c.header)
+		if got.Code != c.code || got.Field != c.field {
+			t.Errorf("%s: %v, want code %q of %q", c.name, got, c.code, c.field)
+		}
+		if did := handled.Load() - before; (did == 1) != (c.code == "") {
+			t.Errorf("%s: %d requests reached the handler", c.name, did)
 		}
 	}
 	for _, body := range []string{`{"limit":1}{}`, `{"limit":1,"limit":2}`, `{"limit":1`, strings.Repeat(`[`, 100), `{"metadata":` + strings.Repeat(`{"a":`, 50)} {

@@ -1,9 +1,16 @@
 package host
 
 import (
+	"bytes"
+	"context"
+	"crypto/rand"
 	"maps"
+	"os/exec"
 	"strings"
 	"testing"
+	"time"
+
+	"shoal/image"
 )
 
 // good is what a probe says in a sandbox under runc.
@@ -73,5 +80,50 @@ func TestSilentProbeFails(t *testing.T) {
 	err := probed("").judge()
 	if err == nil || strings.Count(err.Error(), "does not hold") < 15 {
 		t.Errorf("%v", err)
+	}
+}
+
+// weak is a command of a sandbox that keeps none of its promises: as root with
+// an engine's ordinary capabilities, then as the user with standard streams of root's.
+const weak = `
+umask 077; exec 7</etc/passwd; export AGENT=1
+unshare --user true && echo "namespaces: yes"
+setpriv --inh-caps=+kill --ambient-caps=+kill bash -c "$PROBE"
+as_user() { setpriv --reuid=1000 --regid=1000 --clear-groups bash -c "$1"; }
+as_user "$PROBE" | grep ^stderr:
+as_user "$TERMINAL_PROBE"
+`
+
+// TestProbeSeesWhatIsBroken runs the probe where every promise is broken in
+// fact: each must be named.
+func TestProbeSeesWhatIsBroken(t *testing.T) {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("needs a Docker engine: run without -short")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	name := "shoal-selftest-" + strings.ToLower(rand.Text()[:12])
+	t.Cleanup(func() { _ = exec.Command("docker", "rm", "-f", name).Run() })
+	cmd := exec.CommandContext(ctx, "docker", "run", "--rm", "-i", "--name", name, "--label", "shoal.selftest="+name,
+		"--network", "none", "--user", "0:0", "--workdir", "/workspace", "--ulimit", "core=-1",
+		"--security-opt", "seccomp=unconfined", "--security-opt", "apparmor=unconfined",
+		"--env", "PROBE="+probe, "--env", "TERMINAL_PROBE="+terminalProbe, "--entrypoint", "bash", image.Name(), "-c", weak)
+	var errs bytes.Buffer
+	cmd.Stdin, cmd.Stderr = strings.NewReader(""), &errs
+	said, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("%v (is the engine up and the image built? run: make image)\n%s", err, errs.Bytes())
+	}
+	f := probed(string(said))
+	err = f.judge()
+	for _, p := range promises {
+		if p.fact == "namespace" && f.values["namespaces"] != "yes" {
+			t.Log("this machine lets nobody make a user namespace")
+			continue
+		}
+		if err == nil || !strings.Contains(err.Error(), p.name) {
+			t.Errorf("%s: the probe did not see that it is broken, it found %q", p.name, f.values[p.fact])
+		}
 	}
 }

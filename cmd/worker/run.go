@@ -27,7 +27,7 @@ var version = "0.1.0" //nolint:gochecknoglobals // set by the linker
 
 // run wires the parts and serves until ctx ends.
 func run(ctx context.Context, s *settings, log *slog.Logger) error {
-	provider, closeProvider, err := newProvider(s, log)
+	provider, closeProvider, err := newProvider(ctx, s, log)
 	if err != nil {
 		return err
 	}
@@ -62,11 +62,16 @@ func run(ctx context.Context, s *settings, log *slog.Logger) error {
 	return worker.Run(ctx)
 }
 
-// newProvider makes the provider that the settings name.
-func newProvider(s *settings, log *slog.Logger) (p sandbox.Provider, closeProvider func(), err error) {
+// newProvider makes the provider that the settings name, and looks whether its
+// engine can be used as configured.
+func newProvider(ctx context.Context, s *settings, log *slog.Logger) (p sandbox.Provider, closeProvider func(), err error) {
 	if s.Provider != "e2b" {
 		d, err := docker.New(s.docker(log))
 		if err != nil {
+			return nil, nil, err
+		}
+		if err := d.Check(ctx); err != nil {
+			d.Close()
 			return nil, nil, err
 		}
 		return d, d.Close, nil
@@ -117,7 +122,7 @@ func connect(s *settings, id messaging.WorkerID, log *slog.Logger) (*bus, error)
 	}
 	if err != nil {
 		b.close()
-		return nil, fmt.Errorf("reach NATS at %s: %w: check --nats-url, its credentials, or leave it out to start a server here", url, err)
+		return nil, fmt.Errorf("%w: check --nats-url and its credentials, or leave it out to start a server here", messaging.ConnectError(url, err))
 	}
 	return b, nil
 }
