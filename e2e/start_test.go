@@ -109,7 +109,7 @@ func TestHealth(t *testing.T) {
 	want := func(path string, code int) {
 		t.Helper()
 		eventually(t, 30*time.Second, fmt.Sprintf("%s says %d", path, code), func() error {
-			answer, err := http.Get("http://" + addr + path) //nolint:noctx // the loopback
+			answer, err := http.Get("http://" + addr + path)
 			if err != nil {
 				return err
 			}
