@@ -126,10 +126,10 @@ func TestOriginBehindAProxy(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	session := egress.NewSession("sandbox", policy)
-	defer session.Close()
 	var served sync.WaitGroup
 	defer served.Wait()
+	session := egress.NewSession("sandbox", policy)
+	defer session.Close() // ends what is still served
 	client := http.Client{Transport: &http.Transport{
 		Proxy:           http.ProxyURL(&url.URL{Scheme: "http", Host: "proxy"}),
 		TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, // the origin's certificate is for another name
