@@ -302,3 +302,23 @@ func TestCreateWhoseCallerLeavesAtTheEnd(t *testing.T) {
 		t.Errorf("nothing was cleaned up: %v", calls)
 	}
 }
+
+func TestSandboxThatStopsAfterEachStart(t *testing.T) {
+	f := newFakeEngine(t)
+	p := f.provider(t)
+	f.set("exited")
+	f.on("POST /containers/"+object+"/exec", says(http.StatusConflict, "Container abc is not running"))
+	_, err := p.Attach(t.Context(), handle, true)
+	if sandbox.CodeOf(err) != sandbox.StartFailed || !strings.Contains(err.Error(), "look at its image") {
+		t.Errorf("attach: %v, want start_failed with the advice", err)
+	}
+	starts := 0
+	for _, call := range f.did() {
+		if call == "POST /v1.41/containers/"+object+"/start" {
+			starts++
+		}
+	}
+	if starts != attachTries {
+		t.Errorf("%d starts, want %d", starts, attachTries)
+	}
+}
