@@ -77,7 +77,8 @@ func (i *internet) refused(what, shell, want string) {
 	})
 }
 
-// The programs that people use get what is listed and nothing else.
+// The programs that people use get what is listed and nothing else, after a
+// restart of the proxy as well.
 func TestEgressPrograms(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -106,6 +107,12 @@ func TestEgressPrograms(t *testing.T) {
 				t.Errorf("%d requests reached the host that is not listed", n)
 			}
 			i.counts(5, 8)
+
+			// EG-15: the proxy is found by its address, also when it has been restarted.
+			f.workers[0].kill()
+			f.replaceDead()
+			i.must("curl after a restart of the proxy", "curl -sS https://"+listed+"/hello", "hello from "+listed)
+			i.refused("curl after a restart of the proxy", "curl -sS https://"+unlisted+"/hello", "403")
 		})
 	}
 }
