@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -56,6 +57,7 @@ type player struct {
 	base string
 	pids map[string]string // as recorded → as they are
 	open []func()          // streams to be compared at the end
+	end  func()            // ends the process that was made in preparation
 }
 
 func replay(t *testing.T, base string, r recording) {
@@ -66,8 +68,7 @@ func replay(t *testing.T, base string, r recording) {
 			continue
 		}
 		if r.Name == "14_list" && i == 1 {
-			p.call(http.MethodPost, "/process.Process/SendSignal", `{"process":{"pid":61},"signal":"SIGNAL_SIGKILL"}`)
-			time.Sleep(100 * time.Millisecond)
+			p.end()
 		}
 		p.exchange(x, i < len(r.Exchanges)-1 && overlapping[r.Name[:2]])
 	}
@@ -131,10 +132,12 @@ func (p *player) background(recorded string) {
 		p.t.Fatal(err)
 	}
 	p.learn(recorded, e)
-	p.t.Cleanup(func() {
+	p.end = sync.OnceFunc(func() {
 		p.call(http.MethodPost, "/process.Process/SendSignal", `{"process":{"pid":`+recorded+`},"signal":"SIGNAL_SIGKILL"}`)
+		_, _ = io.Copy(io.Discard, resp.Body) // until it is listed no more
 		resp.Body.Close()
 	})
+	p.t.Cleanup(p.end)
 }
 
 func authorize(req *http.Request, contentType string) {
