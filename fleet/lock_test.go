@@ -8,8 +8,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/nats-io/nats.go"
+	"github.com/nats-io/nats.go/jetstream"
+
 	"shoal/kv"
 	"shoal/messaging"
+	"shoal/messaging/messagingtest"
 	"shoal/sandbox"
 )
 
@@ -157,5 +161,53 @@ func TestLostLockEndsItsWork(t *testing.T) {
 	_, err = r.client.Run(lock.Context(), box, sandbox.Command{Shell: "sleep 30", Tag: "job", Token: lock.Token()}, messaging.RunOptions{})
 	if !errors.Is(err, messaging.ErrLockLost) {
 		t.Fatalf("the work ended with %v", err)
+	}
+}
+
+// The server may accept a renewal at the very moment of expiry and cover it with
+// the trace of the expiry: the holder has heard that all is well, and the next one
+// is granted. What the first holder does until it learns of it is refused.
+func TestRenewalCoveredByItsExpiry(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 1, nil)
+	box := r.create("l")
+	first, err := r.kernel("main").Lock(t.Context(), box, "job", messaging.LockOptions{Holder: "first", TTL: 9 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p, err := r.client.Exec(t.Context(), box, sandbox.Command{
+		Shell: "while sleep 0.05; do echo x >> $HOME/alive; done", Tag: "job", Token: first.Token(), Background: true,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	soon(t, 30*time.Second, "it works", func() bool { return r.run(box, "ls $HOME") == "alive\n" })
+	js, err := jetstream.New(messagingtest.Conn(t, r.srv))
+	if err != nil {
+		t.Fatal(err)
+	}
+	trace := nats.NewMsg("$KV." + kv.LocksBucket + "." + kv.LockKey("main", box.Sandbox, "job"))
+	trace.Header.Set(jetstream.MarkerReasonHeader, "MaxAge")
+	if _, err := js.PublishMsg(t.Context(), trace); err != nil {
+		t.Fatal(err)
+	}
+	second, err := r.kernel("main").Lock(t.Context(), box, "job", messaging.LockOptions{Holder: "second", Wait: 20 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !second.Lock().TakenOver {
+		t.Error("the second holder was not told of the first")
+	}
+	before := r.run(box, "wc -l < $HOME/alive")
+	_, err = r.client.Run(t.Context(), box, sandbox.Command{Shell: "touch $HOME/late", Tag: "job", Token: first.Token()}, messaging.RunOptions{})
+	code(t, err, sandbox.Fenced)
+	if got := r.run(box, "sleep 0.3; wc -l < $HOME/alive; ls $HOME"); got != before+"alive\n" {
+		t.Errorf("the first holder still acts: %q, then %q", before, got)
+	}
+	select {
+	case <-first.Context().Done():
+	case <-time.After(30 * time.Second):
+		t.Error("the first holder never learns of its loss")
 	}
 }
