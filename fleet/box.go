@@ -44,8 +44,9 @@ type box struct {
 	later backoff
 	// holds counts what keeps the sandbox attached and awake: streams, tunnels.
 	holds atomic.Int64
-	// ports counts the forwarded connections into it.
-	ports atomic.Int64
+	// moving counts what is under way and cannot go on at another worker: forwarded
+	// ports, transfers of files.
+	moving atomic.Int64
 	// pooled: a member of the warm pool, which the pool alone looks after.
 	pooled bool
 	// heir is the sandbox that a member of the pool has become; its stream

@@ -77,9 +77,9 @@ func (w *Worker) handOverAll(ctx context.Context) {
 	wg.Wait()
 }
 
-// connections counts what a handing over would cut: forwarded ports, and
-// requests and tunnels to the outside.
-func (b *box) connections() int { return int(b.ports.Load()) + b.egress.Open() }
+// connections counts what a handing over would cut: forwarded ports, transfers of
+// files, and requests and tunnels to the outside.
+func (b *box) connections() int { return int(b.moving.Load()) + b.egress.Open() }
 
 // adoptFor is how long an heir may take to accept a sandbox.
 const adoptFor = 2 * time.Second

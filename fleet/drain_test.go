@@ -39,7 +39,7 @@ func (l *lines) String() string {
 
 // A worker that drains hands over what is quiet at once, waits for open
 // connections for most of its time, then cuts them, says how many, and hands
-// their sandboxes over all the same: forwarded ports, and tunnels out.
+// their sandboxes over all the same: forwarded ports, files, and tunnels out.
 func TestDrainCutsWhatOutlastsIt(t *testing.T) {
 	t.Parallel()
 	var log lines
@@ -49,10 +49,20 @@ func TestDrainCutsWhatOutlastsIt(t *testing.T) {
 		c.Proxy = egress.Config{Resolver: far, Dialer: far}
 	})
 	_, stop := r.worker()
-	quiet, port, out := r.create("quiet"), r.create("port"), r.create("out")
+	quiet, port, out, up := r.create("quiet"), r.create("port"), r.create("out"), r.create("up")
 	forwarded, inside := r.forward(port)
 	proxy := r.proxy(out)
 	long, short := tunnelOut(t, proxy), tunnelOut(t, proxy)
+	home := strings.TrimSpace(r.run(up, "echo $HOME"))
+	file, sender := io.Pipe()
+	uploaded := make(chan error, 1)
+	go func() {
+		_, err := r.client.Upload(t.Context(), messaging.PathTarget{Target: up, Path: home + "/f"}, file, sandbox.WriteOptions{Size: 6})
+		uploaded <- err
+	}()
+	if _, err := sender.Write([]byte("abc")); err != nil {
+		t.Fatal(err)
+	}
 	heir, _ := r.worker()
 	began, drained := time.Now(), make(chan time.Time, 1)
 	go func() {
@@ -75,6 +85,13 @@ func TestDrainCutsWhatOutlastsIt(t *testing.T) {
 		time.Sleep(30 * time.Millisecond)
 	}
 	_ = short.Close() // in time
+	if _, err := sender.Write([]byte("def")); err != nil {
+		t.Fatal(err)
+	}
+	_ = sender.Close()
+	if err := <-uploaded; err != nil {
+		t.Errorf("a file that was being sent: %v", err)
+	}
 	if _, err := io.ReadAll(forwarded); err == nil {
 		t.Error("the connection that was cut looks as if its other end had closed it")
 	}
@@ -88,7 +105,7 @@ func TestDrainCutsWhatOutlastsIt(t *testing.T) {
 		t.Errorf("the log does not tell the two connections that were cut:\n%s", log.String())
 	}
 	echo(t, tunnelOut(t, proxy)) // at the heir, before anybody asks for the sandbox
-	for _, box := range []messaging.Target{quiet, port, out} {
+	for _, box := range []messaging.Target{quiet, port, out, up} {
 		if got := r.run(box, "echo on"); got != "on\n" {
 			t.Fatalf("%s at the heir: %q", box.Sandbox, got)
 		}

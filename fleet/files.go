@@ -36,6 +36,8 @@ func (w *Worker) download(ctx context.Context, r *messaging.Request, path string
 	}
 	b.holds.Add(1)
 	defer b.holds.Add(-1)
+	b.moving.Add(1)
+	defer b.moving.Add(-1)
 	end := messaging.ReadEnd{Info: sandbox.FileInfo{Path: path}}
 	err = b.free(ctx, func(ctx context.Context, s *agent.Session) error {
 		f, err := open(ctx, s)
@@ -126,6 +128,8 @@ func errWriteUnknown() error {
 func (b *box) upload(ctx context.Context, r *messaging.Request, fn func(context.Context, *agent.Session, io.Reader) error) error {
 	b.holds.Add(1)
 	defer b.holds.Add(-1)
+	b.moving.Add(1)
+	defer b.moving.Add(-1)
 	s, err := b.awake(ctx)
 	if err != nil {
 		return err

@@ -33,8 +33,8 @@ func (w *Worker) forwardPort(ctx context.Context, r *messaging.Request) (any, er
 		return nil, err
 	}
 	defer conn.Close()
-	b.ports.Add(1)
-	defer b.ports.Add(-1)
+	b.moving.Add(1)
+	defer b.moving.Add(-1)
 	b.fill(r)
 	if err := r.Output().Started(0, messaging.Done{}); err != nil {
 		return nil, err
