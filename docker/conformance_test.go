@@ -2,6 +2,7 @@ package docker_test
 
 import (
 	"bufio"
+	"flag"
 	"os"
 	"strings"
 	"testing"
@@ -38,6 +39,9 @@ func TestConformanceRunc(t *testing.T) {
 		if rule != "lookup" { // what is no longer there
 			t.Errorf("the filter refused a call of the suite by %s", rule)
 		}
+	}
+	if strings.Contains(flag.Lookup("test.run").Value.String(), "/") {
+		return // single cases send less
 	}
 	filtertest.SentIsAdmitted(t, policy, front.Calls(t))
 }

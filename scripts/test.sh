@@ -10,5 +10,5 @@ need_compiler # for the race detector
 [ $# -gt 0 ] || set -- ./docker ./e2e ./docker/filter ./e2b ./fleet ./sandbox/sandboxtest ./...
 go build -o bin/testsum ./scripts/testsum
 # Two packages at once: each has tests beside each other and fills a core. A third
-# makes nothing quicker and everything late.
-go test -json -race -shuffle=on -timeout 20m -p "${TEST_PACKAGES:-2}" "$@" | bin/testsum
+# makes nothing quicker and everything late. Vetting is make lint's.
+go test -json -race -vet=off -shuffle=on -timeout 20m -p "${TEST_PACKAGES:-2}" "$@" | bin/testsum
