@@ -222,6 +222,35 @@ func echo(t *testing.T, tunnel net.Conn) {
 	}
 }
 
+// A sandbox that is being made for the pool, and takes its time, keeps no other
+// from being handed over.
+func TestDrainWaitsForNoPool(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 0, func(c *fleet.Config) { c.Warm, c.DrainFor = 1, time.Minute })
+	making, release := make(chan struct{}, 1), make(chan struct{})
+	r.fake().SetHook(func(op string, h sandbox.Handle) error {
+		if op == "Create" && h.Tenant == sandbox.PoolTenant {
+			select {
+			case making <- struct{}{}:
+			default:
+			}
+			<-release
+		}
+		return nil
+	})
+	defer close(release) // before any worker is waited for
+	_, stop := r.worker()
+	<-making
+	box := r.create("d")
+	heir, _ := r.worker()
+	go stop()
+	store := r.records()
+	soon(t, 30*time.Second, "it is handed over", func() bool {
+		e, err := store.Handles.Get(t.Context(), kv.HandleKey("main", box.Sandbox))
+		return err == nil && e.Value.Owner == string(heir.ID())
+	})
+}
+
 // Without another worker the sandbox has no owner after a drain; its commands
 // run on, and the next worker and the waiting client find them.
 func TestDrainWithoutAPeer(t *testing.T) {

@@ -19,6 +19,8 @@ const (
 	// breedFor bounds the making of one member, retireFor its end.
 	breedFor  = 5 * time.Minute
 	retireFor = time.Minute
+	// stopPoolFor is how long a drain waits for a member that is being made.
+	stopPoolFor = 2 * time.Second
 	// askEvery is how often a member must answer, askFor how fast.
 	askEvery = 5 * time.Second
 	askFor   = 5 * time.Second
@@ -125,8 +127,11 @@ func (w *Worker) keepPool(ctx context.Context) {
 }
 
 // stopPool ends the making of members before what there is is handed over. A
-// member that is being made is removed again.
+// member that is being made is removed again; where the engine takes long for
+// that, the others do not wait.
 func (w *Worker) stopPool(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, stopPoolFor)
+	defer cancel()
 	w.pool.stop()
 	select {
 	case <-w.pool.done:
