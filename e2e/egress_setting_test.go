@@ -40,7 +40,8 @@ func TestEgressNoSettingReachesTheDialer(t *testing.T) {
 		t.Errorf("the search finds nothing even where it is: %v", err)
 	}
 	assigned := regexp.MustCompile(`\b(Resolver|Dialer|HostAddrs)\s*[:=]`)
-	for _, dir := range []string{"cmd", "fleet"} {
+	// The benchmark's worker, inside its own program, knows its origin alone.
+	for _, dir := range []string{"cmd/worker", "cmd/shoal", "cmd/agent", "cmd/dockerfilter", "fleet"} {
 		err := filepath.WalkDir(filepath.Join("..", dir), func(path string, _ fs.DirEntry, err error) error {
 			if err != nil || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go") {
 				return err
