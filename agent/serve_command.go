@@ -109,8 +109,17 @@ func (c *channel) follow(k *command, q FollowRequest, fresh bool) error {
 	return nil
 }
 
+// A command whose output is in bulk writes some KiB at a time, and a frame for each
+// piece costs more than the piece: a reader that has had everything then lets the
+// pieces of a lull come together.
+const (
+	lull    = time.Millisecond
+	bulkFor = 16 << 10 // bytes in a lull, from which on it is bulk
+)
+
 // speak sends what there is for the reader until done or the stream breaks.
 func (c *channel) speak(f *follower, done <-chan struct{}) {
+	since, from, bulk := time.Now(), f.offset, false
 	for {
 		more, err := c.speakOnce(f)
 		if err != nil {
@@ -119,13 +128,28 @@ func (c *channel) speak(f *follower, done <-chan struct{}) {
 		if more {
 			continue
 		}
-		select {
-		case <-f.wake:
-		case <-done:
-			return
-		case <-c.link.ctx.Done():
+		if !await(c.link.ctx, f.wake, done) {
 			return
 		}
+		if passed := time.Since(since); passed >= lull {
+			bulk = (f.offset-from)*int64(lull) >= bulkFor*int64(passed)
+			since, from = since.Add(passed), f.offset
+		}
+		if bulk && !await(c.link.ctx, time.After(lull), done) {
+			return
+		}
+	}
+}
+
+// await waits for a word; false means that nobody is left to speak to.
+func await[T any](ctx context.Context, word <-chan T, done <-chan struct{}) bool {
+	select {
+	case <-word:
+		return true
+	case <-done:
+		return false
+	case <-ctx.Done():
+		return false
 	}
 }
 
