@@ -24,6 +24,7 @@ func TestCommandIDs(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer p.Close()
+	soon(t, 30*time.Second, "it has run", func() bool { return r.run(box, "cat $HOME/ran; true") == "ran\n" })
 	other := cmd
 	other.Shell = "touch $HOME/other"
 	_, err = r.kernel("main").Exec(t.Context(), box, other)
