@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"shoal/docker/filter/filtertest"
 )
 
 // hostileRequests are requests on whose framing or form two parsers might
@@ -90,7 +92,7 @@ func TestHostileHTTP(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			engine := newFakeEngine(t, ourOwners())
-			var log logBuffer
+			var log filtertest.LogBuffer
 			addr := startFilter(t, defaultPolicy(t), engine.dial, slog.New(slog.NewJSONHandler(&log, nil)))
 			c, err := net.Dial("tcp", addr)
 			if err != nil {

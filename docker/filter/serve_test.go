@@ -22,6 +22,7 @@ import (
 	"go.uber.org/goleak"
 
 	"shoal/docker/filter"
+	"shoal/docker/filter/filtertest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -58,29 +59,11 @@ func openStream(t testing.TB, c net.Conn) *bufio.Reader {
 	return br
 }
 
-// A logBuffer keeps what is logged.
-type logBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.String()
-}
-
 // TestAudit: every admitted change is logged with rule, name and the digest of
 // what the engine got, every refusal with its rule, and never a body or a path.
 func TestAudit(t *testing.T) {
 	engine := newFakeEngine(t, ourOwners())
-	var log logBuffer
+	var log filtertest.LogBuffer
 	addr := startFilter(t, defaultPolicy(t), engine.dial, slog.New(slog.NewJSONHandler(&log, nil)))
 	send := func(raw string) int {
 		c, err := net.Dial("tcp", addr)

@@ -120,38 +120,6 @@ func startFailures(t *testing.T, x *suite) {
 	}
 }
 
-// filler takes every process there is, and each that becomes free. (A shell that
-// finds none waits for seconds before it tries again.)
-const filler = `
-import subprocess, time
-sleepers = []
-while True:
-    try: sleepers.append(subprocess.Popen(["sleep", "100"]))
-    except OSError: time.sleep(0.005)
-`
-
-func noProcess(t *testing.T, x *suite) {
-	b := x.small(t)
-	b.start(t, sandbox.Command{Argv: []string{"python3", "-c", filler}, Tag: "bomb"})
-	var last error
-	eventually(t, "a start fails for want of a process", func() bool {
-		st, err := b.try(t, sandbox.Command{Shell: "true"})
-		if err == nil {
-			_ = follow(st)
-			return false
-		}
-		last = err
-		return true
-	})
-	if e := sandbox.AsError(last); e.Code != sandbox.StartFailed && e.Code != sandbox.Busy {
-		t.Errorf("%v, want start_failed or busy", explain(last))
-	}
-	defuse(t, b.s)
-	if got := b.output(t, "echo again"); got != "again" {
-		t.Errorf("after the kill: %q", got)
-	}
-}
-
 func backgroundLimit(t *testing.T, x *suite) {
 	c := sandbox.Command{ID: "x", Shell: "true", Background: true}.WithDefaults()
 	if c.Timeout != 0 {

@@ -27,7 +27,7 @@ import (
 type Front struct {
 	policy *filter.Policy
 	socket string
-	log    logBuffer
+	log    LogBuffer
 	dial   func(context.Context) (net.Conn, error)
 
 	mu    sync.Mutex
@@ -175,21 +175,4 @@ func (c *tapConn) written() []byte {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return slices.Clone(c.buf.Bytes())
-}
-
-type logBuffer struct {
-	mu  sync.Mutex
-	buf bytes.Buffer // guarded by mu
-}
-
-func (l *logBuffer) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.Write(p)
-}
-
-func (l *logBuffer) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.buf.String()
 }
