@@ -21,9 +21,9 @@ const (
 	attachAgain    = 50 * time.Millisecond
 )
 
-// greetings is how often the agent of a new sandbox may end before its first
+// greetings is how often the agent of a new sandbox may be gone before its first
 // word; nothing has been claimed by then.
-const greetings = 3
+const greetings = 5
 
 // helloFor bounds the wait for the agent's first word. It is generous: on a
 // machine that starts many containers at once it takes seconds.
@@ -113,19 +113,22 @@ func (b *box) attach(ctx context.Context, wake bool) (*agent.Session, error) {
 // used up, the engine's own program that enters it finds no thread in most of its
 // tries (runc 1.1.5), so it is tried again within the time of an attachment. The
 // agent of a new sandbox that ends before its first word does not pass its
-// self-test, as in an image that lacks a shell.
+// self-test, as in an image that lacks a shell; one that ends still sooner leaves
+// the engine nothing to enter, and nothing uses up the processes of a new sandbox.
 func (b *box) connect(ctx context.Context, wake bool) (*agent.Session, error) {
 	for begun, broken := time.Now(), 0; ; {
 		s, err := b.greet(ctx, wake)
-		switch e := sandbox.AsError(err); {
+		e := sandbox.AsError(err)
+		unentered := err != nil && e.Code == sandbox.Engine && e.Reason == "attach"
+		switch {
 		case err == nil:
 			return s, nil
-		case e.Code == sandbox.OutcomeUnknown && b.record().State == kv.Creating:
+		case b.record().State == kv.Creating && (unentered || e.Code == sandbox.OutcomeUnknown):
 			if broken++; broken == greetings {
 				return nil, sandbox.Errorf(sandbox.StartFailed, "the sandbox's agent ends before it answers: it cannot run or does not pass its self-test; look at the image").
 					Because("agent").From(sandbox.FromSandbox).Wrap(err)
 			}
-		case e.Code != sandbox.Engine || e.Reason != "attach" || time.Since(begun) > attachAgainFor:
+		case !unentered || time.Since(begun) > attachAgainFor:
 			return nil, err
 		}
 		select {

@@ -65,3 +65,22 @@ func TestAttachIsTriedAgain(t *testing.T) {
 		}
 	}
 }
+
+// The agent of a new sandbox that is gone before its first word cannot run,
+// whether the engine still finds it when it enters or not: the create says so
+// soon, and whose fault it is.
+func TestNewAgentThatEnds(t *testing.T) {
+	t.Parallel()
+	fake := sandboxtest.NewFake(t.TempDir())
+	t.Cleanup(fake.Close)
+	engine := &stubborn{Provider: fake}
+	r := newRigOn(t, engine, 1, nil)
+	engine.reason.Store("attach")
+	engine.fails.Store(1 << 20)
+	_, err := r.client.Create(t.Context(), messaging.CreateRequest{Name: "box"})
+	if e := sandbox.AsError(err); e == nil || e.Code != sandbox.StartFailed || e.Reason != "agent" || engine.tries.Load() > 20 {
+		t.Errorf("after %d tries: %v", engine.tries.Load(), err)
+	}
+	engine.fails.Store(0)
+	r.create("box")
+}
