@@ -52,7 +52,7 @@ func (w *Worker) drain(hide context.CancelFunc) {
 // time. Those with open connections come last, each when it has none any more:
 // what is still open when the budget nears its end is cut.
 func (w *Worker) handOverAll(ctx context.Context) {
-	heirs := slices.DeleteFunc(w.peers.of(w.engine), func(id messaging.WorkerID) bool { return id == w.id })
+	heirs := w.heirs(ctx)
 	turns := semaphore.NewWeighted(2 * attachesAtOnce)
 	patience, cancel := context.WithTimeout(ctx, w.cfg.DrainFor*2/3)
 	defer cancel()
@@ -75,6 +75,19 @@ func (w *Worker) handOverAll(ctx context.Context) {
 		w.log.Warn("connections that outlast the drain are cut", "connections", cut)
 	}
 	wg.Wait()
+}
+
+// heirsFor bounds the wait for those that may take over.
+const heirsFor = 2 * time.Second
+
+// heirs returns the workers that may take over, a successor that was started a
+// moment ago among them.
+func (w *Worker) heirs(ctx context.Context) []messaging.WorkerID {
+	ctx, cancel := context.WithTimeout(ctx, heirsFor)
+	defer cancel()
+	for !w.peers.settled(w.id, w.engine) && pause(ctx, 10*time.Millisecond) {
+	}
+	return slices.DeleteFunc(w.peers.of(w.engine), func(id messaging.WorkerID) bool { return id == w.id })
 }
 
 // connections counts what a handing over would cut: forwarded ports, transfers of

@@ -228,16 +228,7 @@ func TestDrainWaitsForNoPool(t *testing.T) {
 	t.Parallel()
 	r := newRig(t, 0, func(c *fleet.Config) { c.Warm, c.DrainFor = 1, time.Minute })
 	making, release := make(chan struct{}, 1), make(chan struct{})
-	r.fake().SetHook(func(op string, h sandbox.Handle) error {
-		if op == "Create" && h.Tenant == sandbox.PoolTenant {
-			select {
-			case making <- struct{}{}:
-			default:
-			}
-			<-release
-		}
-		return nil
-	})
+	r.fake().SetHook(holdPool(making, release))
 	defer close(release) // before any worker is waited for
 	_, stop := r.worker()
 	<-making
@@ -249,6 +240,50 @@ func TestDrainWaitsForNoPool(t *testing.T) {
 		e, err := store.Handles.Get(t.Context(), kv.HandleKey("main", box.Sandbox))
 		return err == nil && e.Value.Owner == string(heir.ID())
 	})
+}
+
+// A worker that drains takes nothing back, however long its drain goes on: the
+// sandbox is the next worker's.
+func TestDrainTakesNothingBack(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 0, func(c *fleet.Config) { c.Warm, c.DrainFor = 1, time.Minute })
+	making, release := make(chan struct{}, 1), make(chan struct{})
+	r.fake().SetHook(holdPool(making, release))
+	defer close(release) // before any worker is waited for
+	_, stop := r.worker()
+	<-making
+	box := r.create("d")
+	go stop()
+	store := r.records()
+	owner := func() string {
+		e, err := store.Handles.Get(t.Context(), kv.HandleKey("main", box.Sandbox))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return e.Value.Owner
+	}
+	soon(t, 30*time.Second, "it is nobody's", func() bool { return owner() == "" })
+	for end := time.Now().Add(3 * time.Second); time.Now().Before(end); time.Sleep(100 * time.Millisecond) { // sweeps go on
+		if by := owner(); by != "" {
+			t.Fatalf("it was taken back by %s", by)
+		}
+	}
+	heir, _ := r.worker()
+	soon(t, 30*time.Second, "the next worker has it", func() bool { return owner() == string(heir.ID()) })
+}
+
+// holdPool is a hook that tells of a create for the pool and holds it until release.
+func holdPool(making chan<- struct{}, release <-chan struct{}) func(string, sandbox.Handle) error {
+	return func(op string, h sandbox.Handle) error {
+		if op == "Create" && h.Tenant == sandbox.PoolTenant {
+			select {
+			case making <- struct{}{}:
+			default:
+			}
+			<-release
+		}
+		return nil
+	}
 }
 
 // Without another worker the sandbox has no owner after a drain; its commands

@@ -88,6 +88,19 @@ func (p *peers) of(engine string) []messaging.WorkerID {
 	return ids
 }
 
+// settled reports whether the worker id, which drains, has heard so of itself, and
+// with it all that was said before, and no worker of its engine is just beginning.
+func (p *peers) settled(id messaging.WorkerID, engine string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for other, presence := range p.known {
+		if presence.Engine == engine && other != id && !presence.Ready && !presence.Draining && p.missed[other] < missesToDeath {
+			return false
+		}
+	}
+	return p.known[id].Draining
+}
+
 // all returns the presences by id.
 func (p *peers) all() map[messaging.WorkerID]kv.Presence {
 	p.mu.Lock()
@@ -184,8 +197,8 @@ func (w *Worker) probePeers() {
 			connects = n
 			w.peers.deaf(time.Now())
 		}
-		if !w.peers.judges(time.Now()) {
-			continue
+		if w.isDraining() || !w.peers.judges(time.Now()) {
+			continue // a worker that drains would have to hand over what it adopts
 		}
 		for _, dead := range w.probe() {
 			w.bg.Go(func() { w.inherit(dead) })

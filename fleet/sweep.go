@@ -134,7 +134,7 @@ func (w *Worker) sweep(ctx context.Context, dry bool) ([]messaging.SweepAction, 
 	}
 	w.findMembers(entries)
 	steps := w.objectSteps(objects, records)
-	if w.compared() && !w.elected() && !dry {
+	if !dry && (w.isDraining() || w.compared() && !w.elected()) {
 		return nil, nil
 	}
 	more, err := w.recordSteps(ctx, objects, records)
