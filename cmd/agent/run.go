@@ -40,6 +40,9 @@ const (
 	parkedThreads = 48
 	// userThreads touch files and make pipes with the sandbox user's rights.
 	userThreads = 4
+	// gcPercent keeps the heap at 1.5 times what lives, not 2, in every sandbox of
+	// the node; the agent allocates too little for the collector to be felt.
+	gcPercent = 50
 	// heapLimit is the agent's own; the rings for output come on top.
 	heapLimit    = 24 << 20
 	suspendBound = 10 * time.Second
@@ -56,6 +59,7 @@ func run(ctx context.Context, log *slog.Logger) error {
 		return fmt.Errorf("shut the agent's memory: %w", err)
 	}
 	memory := max(0, proc.OpenCgroup().Read().MemoryLimit)
+	debug.SetGCPercent(gcPercent)
 	debug.SetMemoryLimit(heapLimit + rings(memory))
 	threads.Park(parkedThreads)
 	user, err := threads.NewPool(threads.Config{UID: host.UID, GID: host.GID, Size: userThreads})
