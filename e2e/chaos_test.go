@@ -213,7 +213,7 @@ func (c *chaos) since(what string, began time.Time) {
 
 // stream runs a command that leaves one line and prints counted ones.
 func (c *chaos) stream(ctx context.Context, client *messaging.Client, box messaging.Target, id string, lines int) {
-	cmd := sandbox.Command{Shell: fmt.Sprintf(`echo %s >> effects; for i in $(seq 1 %d); do echo "%s $i"; sleep 0.02; done`, id, lines, id)}
+	cmd := sandbox.Command{Shell: fmt.Sprintf(pauses+`echo %s >> effects; for i in $(seq 1 %d); do echo "%s $i"; pause 0.02; done`, id, lines, id)}
 	var want strings.Builder
 	for i := range lines {
 		fmt.Fprintf(&want, "%s %d\n", id, i+1)

@@ -15,9 +15,13 @@ import (
 	"shoal/sandbox"
 )
 
-// ticker is a program that prints numbered lines for a while and then a line
-// that sums them up: what arrives can be compared byte by byte.
-const ticker = `for i in $(seq 1 %d); do echo "line $i"; sleep 0.02; done; exit 7`
+// pauses defines a shell function that waits for so many seconds without a
+// process of its own, which would cost more than all that a test looks at.
+const pauses = `exec 9<> <(:); pause() { read -rt "$1" -u 9 || :; }; `
+
+// ticker is a program that prints numbered lines for a while: what arrives can
+// be compared byte by byte.
+const ticker = pauses + `for i in $(seq 1 %d); do echo "line $i"; pause 0.02; done; exit 7`
 
 func tickerSum(n int) [sha256.Size]byte {
 	var b strings.Builder
@@ -62,8 +66,9 @@ func takeover(t *testing.T, f *fleet, box messaging.Target, hurt func(*process))
 	hit := make(chan time.Time, 1)
 	go func() {
 		time.Sleep(1500 * time.Millisecond)
-		hit <- time.Now()
+		at := time.Now()
 		hurt(victim)
+		hit <- at // after it, so that what it does is seen by whoever takes this
 	}()
 	out := &follower{sum: sha256.New()}
 	end, err := p.Copy(ctx, out, out)

@@ -32,7 +32,7 @@ func TestSmoke(t *testing.T) {
 		t.Fatalf("build the worker: %v\n%s", err, out)
 	}
 	s, err := parse([]string{
-		"-json", "-count", "5", "-output-mb", "8", "-only", "exec,file,output,create,takeover,messaging,warm",
+		"-json", "-count", "3", "-output-mb", "8", "-only", "exec,file,output,create,takeover,messaging,warm",
 		"-worker", worker, "-docker-endpoint", dockertest.Endpoint(), "-image", dockertest.Image, "-timeout", "10m",
 	}, t.Output())
 	if err != nil {
