@@ -182,19 +182,28 @@ const maxEnviron = 256 << 10
 
 var environs = sync.Pool{New: func() any { return new([maxEnviron]byte) }}
 
-// environMark finds the mark of a process that is not hardened.
-func (f procFS) environMark(pid int, scope string) int {
+// environMark finds the mark of a process that is not hardened. One in the midst
+// of an exec has neither environment nor arguments: that is errVanished, for what
+// it was is no more and what it will be cannot be seen yet.
+func (f procFS) environMark(pid int, scope string) (int, error) {
 	buf := environs.Get().(*[maxEnviron]byte)
 	defer environs.Put(buf)
-	text, err := readFile(int(f.root.Fd()), strconv.Itoa(pid)+"/environ", buf[:])
-	if err != nil {
-		return 0
+	root, dir := int(f.root.Fd()), strconv.Itoa(pid)
+	text, err := readFile(root, dir+"/environ", buf[:])
+	if err == nil && len(text) == 0 {
+		if text, err = readFile(root, dir+"/cmdline", buf[:]); err == nil && len(text) == 0 {
+			return 0, errVanished
+		}
+		text, err = readFile(root, dir+"/environ", buf[:]) // it may have got one meanwhile
 	}
+	if errors.Is(err, errVanished) {
+		return 0, err
+	}
+	// Another error says that it is somebody else's.
 	for entry := range bytes.SplitSeq(text, []byte{0}) {
 		if value, ok := bytes.CutPrefix(entry, []byte(markEnv+"="+scope+".")); ok {
-			n, _ := strconv.Atoi(string(value))
-			return n
+			return strconv.Atoi(string(value))
 		}
 	}
-	return 0
+	return 0, nil
 }

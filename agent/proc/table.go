@@ -147,12 +147,15 @@ func (t *Table) scan() (all []Process, whole bool, err error) {
 	return all, whole, nil
 }
 
+// kthreadd is the parent of the kernel's threads, which have no environment.
+const kthreadd = 2
+
 func (t *Table) read(pid int) (Process, error) {
 	buf := t.buffers.Get().(*[maxStatus]byte)
 	defer t.buffers.Put(buf)
 	p, err := t.fs.process(pid, buf[:])
-	if err == nil && t.uid < 0 && pid != t.self {
-		p.Mark = t.fs.environMark(pid, t.reaper.scope)
+	if err == nil && t.uid < 0 && pid != t.self && p.Alive() && p.PPid != kthreadd && pid != kthreadd {
+		p.Mark, err = t.fs.environMark(pid, t.reaper.scope)
 	}
 	return p, err
 }

@@ -3,7 +3,9 @@ package proc
 import (
 	"context"
 	"errors"
+	"os"
 	"os/exec"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -156,6 +158,42 @@ func TestOwnReaper(t *testing.T) {
 	case <-ran:
 	case <-time.After(5 * time.Second):
 		t.Error("Run does not end")
+	}
+}
+
+// A process in the midst of an exec shows no environment, and so no mark: the kill
+// looks again, and takes also one that does nothing else.
+func TestUnhardenedKillFindsWhatExecs(t *testing.T) {
+	r := NewOwnReaper()
+	table, err := Unhardened(r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	script := filepath.Join(t.TempDir(), "again")
+	if err := os.WriteFile(script, []byte("#!/bin/sh\nexec \"$0\"\n"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for range 60 {
+		mark, err := table.Acquire()
+		if err != nil {
+			t.Fatal(err)
+		}
+		c, err := r.Fork(func() (int, error) {
+			return syscall.ForkExec(script, []string{script}, &syscall.ProcAttr{Env: []string{r.MarkVariable(mark.number)}})
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if k, err := table.Kill(t.Context(), Target{Marks: []Mark{mark}}); err != nil || len(k.Survivors) > 0 {
+			t.Fatalf("kill: %+v, %v", k, err)
+		}
+		select {
+		case <-c.done:
+		case <-time.After(10 * time.Second):
+			_ = c.Signal(syscall.SIGKILL)
+			t.Fatal("the kill did not find it")
+		}
+		table.Release(mark)
 	}
 }
 
