@@ -26,6 +26,8 @@ func (p *Provider) Attach(ctx context.Context, h sandbox.Handle, wake bool) (io.
 			return s, nil
 		case isNoContainer(err):
 			return nil, gone(h)
+		case isFailure(err):
+			return nil, unentered(err)
 		case !isAsleep(err):
 			return nil, translate("attach to sandbox "+string(h.Name), err)
 		case !wake:
@@ -45,6 +47,14 @@ func (p *Provider) Attach(ctx context.Context, h sandbox.Handle, wake bool) (io.
 func isAsleep(err error) bool {
 	return isPaused(err) || isNotRunning(err) ||
 		refused(err, http.StatusConflict, "restarting") || refused(err, http.StatusNotFound, "no such exec")
+}
+
+// unentered says that the engine could start no program in the sandbox. It finds no
+// process left for it, or one that ended while it was entered, and has words and
+// statuses for that by the dozen.
+func unentered(cause error) error {
+	return engineFault("the attach program could not be started in the sandbox; where its processes are used up try again, " +
+		"otherwise look whether its image was built FROM shoal-sandbox").Because("attach").Wrap(cause)
 }
 
 // open runs the attach program in the container and returns its stdio.

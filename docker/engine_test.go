@@ -3,6 +3,7 @@ package docker
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"os"
@@ -300,6 +301,27 @@ func TestCreateWhoseCallerLeavesAtTheEnd(t *testing.T) {
 	}
 	if calls := f.did(); !strings.HasPrefix(calls[len(calls)-1], "DELETE /v1.41/volumes/") {
 		t.Errorf("nothing was cleaned up: %v", calls)
+	}
+}
+
+// What ends while the engine enters it is refused by whatever the engine stumbles
+// over then; the caller may try again.
+func TestAttachThatTheEngineFailsAt(t *testing.T) {
+	for call, words := range map[string]string{
+		"POST /containers/" + object + "/exec": "Container abc is in a strange state",
+		"POST /exec/e1/start":                  "OCI runtime exec failed: exec failed: cannot exec in a stopped container: unknown",
+	} {
+		f := newFakeEngine(t)
+		p := f.provider(t)
+		f.on("POST /containers/"+object+"/exec", func(w http.ResponseWriter, _ *fakeEngine) {
+			w.WriteHeader(http.StatusCreated)
+			fmt.Fprint(w, `{"Id":"e1"}`)
+		})
+		f.on(call, says(http.StatusInternalServerError, words))
+		_, err := p.Attach(t.Context(), handle, true)
+		if e := sandbox.AsError(err); e == nil || e.Code != sandbox.Engine || e.Reason != "attach" {
+			t.Errorf("%s: %v", call, err)
+		}
 	}
 }
 

@@ -51,8 +51,15 @@ func isNoImage(err error) bool     { return refused(err, http.StatusNotFound, "n
 func isNoVolume(err error) bool    { return refused(err, http.StatusNotFound, "no such volume") }
 func isNoNetwork(err error) bool   { return refused(err, http.StatusNotFound, "not found") }
 func isConflict(err error) bool    { return refused(err, http.StatusConflict, "") }
-func isPaused(err error) bool      { return refused(err, http.StatusConflict, "is paused") }
-func isNotRunning(err error) bool  { return refused(err, http.StatusConflict, "is not running") }
+
+// isFailure reports whether the engine itself failed at what it was asked.
+func isFailure(err error) bool {
+	e, ok := errors.AsType[*engineError](err)
+	return ok && e.status >= http.StatusInternalServerError
+}
+
+func isPaused(err error) bool     { return refused(err, http.StatusConflict, "is paused") }
+func isNotRunning(err error) bool { return refused(err, http.StatusConflict, "is not running") }
 func isNotPaused(err error) bool {
 	return refused(err, http.StatusInternalServerError, "is not paused") || refused(err, http.StatusConflict, "is not paused") ||
 		// The runtime's own words, when the engine's state is older than its (seen on Engine 20.10).

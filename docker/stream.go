@@ -106,8 +106,7 @@ func (s *stream) checkWords() error {
 		return sandbox.Errorf(sandbox.OutcomeUnknown, "the engine lost the stream to the sandbox; attach again and follow").
 			Because("detached").From(sandbox.FromEngine).Wrap(said)
 	}
-	return engineFault("the attach program could not be started in the sandbox; where its processes are used up try again, " +
-		"otherwise look whether its image was built FROM shoal-sandbox").Because("attach").Wrap(said)
+	return unentered(said)
 }
 
 func isLetter(c byte) bool { return 'a' <= c|0x20 && c|0x20 <= 'z' }

@@ -21,8 +21,8 @@ const (
 	attachAgain    = 50 * time.Millisecond
 )
 
-// greetings is how often the agent of a new sandbox may be gone before its first
-// word; nothing has been claimed by then.
+// greetings is how often the agent of a new sandbox is looked for in vain; nothing
+// has been claimed by then.
 const greetings = 5
 
 // helloFor bounds the wait for the agent's first word. It is generous: on a
@@ -116,19 +116,22 @@ func (b *box) attach(ctx context.Context, wake bool) (*agent.Session, error) {
 // self-test, as in an image that lacks a shell; one that ends still sooner leaves
 // the engine nothing to enter, and nothing uses up the processes of a new sandbox.
 func (b *box) connect(ctx context.Context, wake bool) (*agent.Session, error) {
-	for begun, broken := time.Now(), 0; ; {
+	made := b.record().State != kv.Creating
+	for begun, tries := time.Now(), 1; ; tries++ {
 		s, err := b.greet(ctx, wake)
-		e := sandbox.AsError(err)
-		unentered := err != nil && e.Code == sandbox.Engine && e.Reason == "attach"
-		switch {
-		case err == nil:
+		if err == nil {
 			return s, nil
-		case b.record().State == kv.Creating && (unentered || e.Code == sandbox.OutcomeUnknown):
-			if broken++; broken == greetings {
-				return nil, sandbox.Errorf(sandbox.StartFailed, "the sandbox's agent ends before it answers: it cannot run or does not pass its self-test; look at the image").
-					Because("agent").From(sandbox.FromSandbox).Wrap(err)
-			}
-		case !unentered || time.Since(begun) > attachAgainFor:
+		}
+		e := sandbox.AsError(err)
+		unentered := e.Code == sandbox.Engine && e.Reason == "attach"
+		ended := unentered || e.Code == sandbox.OutcomeUnknown || e.Code == sandbox.Engine && e.Reason == "agent"
+		switch {
+		case made && unentered && time.Since(begun) < attachAgainFor:
+		case !made && tries < greetings && (ended || e.Code == sandbox.Engine):
+		case !made && ended:
+			return nil, sandbox.Errorf(sandbox.StartFailed, "the sandbox's agent ends before it answers: it cannot run or does not pass its self-test; look at the image").
+				Because("agent").From(sandbox.FromSandbox).Wrap(err)
+		default:
 			return nil, err
 		}
 		select {

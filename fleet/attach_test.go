@@ -75,12 +75,19 @@ func TestNewAgentThatEnds(t *testing.T) {
 	t.Cleanup(fake.Close)
 	engine := &stubborn{Provider: fake}
 	r := newRigOn(t, engine, 1, nil)
-	engine.reason.Store("attach")
-	engine.fails.Store(1 << 20)
-	_, err := r.client.Create(t.Context(), messaging.CreateRequest{Name: "box"})
-	if e := sandbox.AsError(err); e == nil || e.Code != sandbox.StartFailed || e.Reason != "agent" || engine.tries.Load() > 20 {
-		t.Errorf("after %d tries: %v", engine.tries.Load(), err)
+	for _, reason := range []string{"attach", "agent", ""} {
+		engine.reason.Store(reason)
+		engine.fails.Store(1 << 20)
+		before := engine.tries.Load()
+		want := sandbox.StartFailed
+		if reason == "" { // the engine's own trouble
+			want = sandbox.Engine
+		}
+		_, err := r.client.Create(t.Context(), messaging.CreateRequest{Name: "box"})
+		if e := sandbox.AsError(err); e == nil || e.Code != want || engine.tries.Load()-before > 20 {
+			t.Errorf("reason %q: after %d tries: %v", reason, engine.tries.Load()-before, err)
+		}
+		engine.fails.Store(0)
 	}
-	engine.fails.Store(0)
 	r.create("box")
 }
