@@ -6,10 +6,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 need_compiler # for the race detector
-# The longest first, so that it does not run alone at the end. Beside it those that
-# mostly wait: two packages that start processes all the time hold each other up.
-[ $# -gt 0 ] || set -- ./docker ./e2b ./fleet ./kv ./egress ./sandbox/sandboxtest ./e2b/e2btest ./messaging \
-  ./e2e ./docker/filter ./...
+# The longest first, so that none of them runs alone at the end.
+[ $# -gt 0 ] || set -- ./docker ./e2e ./docker/filter ./e2b ./fleet ./sandbox/sandboxtest ./...
 go build -o bin/testsum ./scripts/testsum
 # Two packages at once: each has tests beside each other and fills a core. A third
 # makes nothing quicker and everything late. Vetting is make lint's.
