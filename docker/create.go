@@ -17,7 +17,7 @@ const (
 	createLimit = 2 * time.Minute
 	cleanLimit  = time.Minute
 	// cancelGrace is how long a cancelled create waits for its own clean-up.
-	cancelGrace = 10 * time.Second
+	cancelGrace = 30 * time.Second
 )
 
 // Create implements [sandbox.Provider].

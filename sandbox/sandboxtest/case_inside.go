@@ -105,6 +105,7 @@ func insideMounts(t *testing.T, x *suite) {
 	r := b.run(t, `
 for d in / /usr /etc /bin /opt /run /skills; do touch $d/x 2>/dev/null && echo "writable: $d"; done
 for d in /workspace /tmp; do echo '#!/bin/sh' > $d/run-me && chmod 755 $d/run-me && $d/run-me || echo "not usable: $d"; done
+find / -xdev -perm /6000 ! -type l 2>/dev/null | head -3
 exit 0`)
 	if r.wantCode(t, 0); r.out.Len() > 0 {
 		t.Errorf("%s", r.out.String())
