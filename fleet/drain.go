@@ -85,7 +85,7 @@ const heirsFor = 2 * time.Second
 func (w *Worker) heirs(ctx context.Context) []messaging.WorkerID {
 	ctx, cancel := context.WithTimeout(ctx, heirsFor)
 	defer cancel()
-	for !w.peers.settled(w.id, w.engine) && pause(ctx, 10*time.Millisecond) {
+	for !w.peers.knowsHeirs(w.id, w.engine) && pause(ctx, 10*time.Millisecond) {
 	}
 	return slices.DeleteFunc(w.peers.of(w.engine), func(id messaging.WorkerID) bool { return id == w.id })
 }

@@ -226,13 +226,8 @@ func echo(t *testing.T, tunnel net.Conn) {
 // from being handed over.
 func TestDrainWaitsForNoPool(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 0, func(c *fleet.Config) { c.Warm, c.DrainFor = 1, time.Minute })
-	making, release := make(chan struct{}, 1), make(chan struct{})
-	r.fake().SetHook(holdPool(making, release))
-	defer close(release) // before any worker is waited for
-	_, stop := r.worker()
-	<-making
-	box := r.create("d")
+	r, box, stop, release := stuckPool(t)
+	defer release() // before any worker is waited for
 	heir, _ := r.worker()
 	go stop()
 	store := r.records()
@@ -246,13 +241,8 @@ func TestDrainWaitsForNoPool(t *testing.T) {
 // sandbox is the next worker's.
 func TestDrainTakesNothingBack(t *testing.T) {
 	t.Parallel()
-	r := newRig(t, 0, func(c *fleet.Config) { c.Warm, c.DrainFor = 1, time.Minute })
-	making, release := make(chan struct{}, 1), make(chan struct{})
-	r.fake().SetHook(holdPool(making, release))
-	defer close(release) // before any worker is waited for
-	_, stop := r.worker()
-	<-making
-	box := r.create("d")
+	r, box, stop, release := stuckPool(t)
+	defer release() // before any worker is waited for
 	go stop()
 	store := r.records()
 	owner := func() string {
@@ -272,18 +262,25 @@ func TestDrainTakesNothingBack(t *testing.T) {
 	soon(t, 30*time.Second, "the next worker has it", func() bool { return owner() == string(heir.ID()) })
 }
 
-// holdPool is a hook that tells of a create for the pool and holds it until release.
-func holdPool(making chan<- struct{}, release <-chan struct{}) func(string, sandbox.Handle) error {
-	return func(op string, h sandbox.Handle) error {
+// stuckPool returns a sandbox whose worker is making another for its pool, which
+// does not end before release.
+func stuckPool(t *testing.T) (r *rig, box messaging.Target, stop, release func()) {
+	t.Helper()
+	r = newRig(t, 0, func(c *fleet.Config) { c.Warm, c.DrainFor = 1, time.Minute })
+	making, released := make(chan struct{}, 1), make(chan struct{})
+	r.fake().SetHook(func(op string, h sandbox.Handle) error {
 		if op == "Create" && h.Tenant == sandbox.PoolTenant {
 			select {
 			case making <- struct{}{}:
 			default:
 			}
-			<-release
+			<-released
 		}
 		return nil
-	}
+	})
+	_, stop = r.worker()
+	<-making
+	return r, r.create("d"), stop, func() { close(released) }
 }
 
 // Without another worker the sandbox has no owner after a drain; its commands

@@ -88,9 +88,9 @@ func (p *peers) of(engine string) []messaging.WorkerID {
 	return ids
 }
 
-// settled reports whether the worker id, which drains, has heard so of itself, and
+// knowsHeirs reports whether the worker id, which drains, has heard so of itself, and
 // with it all that was said before, and no worker of its engine is just beginning.
-func (p *peers) settled(id messaging.WorkerID, engine string) bool {
+func (p *peers) knowsHeirs(id messaging.WorkerID, engine string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for other, presence := range p.known {
