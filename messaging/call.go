@@ -43,7 +43,8 @@ type inputHook struct {
 	accepted func(WorkerID)
 }
 
-// call sends a request and returns its answer.
+// call sends a request and returns its answer. With a ctx that has ended already
+// nothing is sent.
 func call[T any](ctx context.Context, c *Client, op Op, body request) (T, error) {
 	result, _, err := callMeta[T](ctx, c, op, body, nil)
 	return result, err
@@ -51,6 +52,9 @@ func call[T any](ctx context.Context, c *Client, op Op, body request) (T, error)
 
 func callMeta[T any](ctx context.Context, c *Client, op Op, body request, input *inputHook) (T, Meta, error) {
 	var a answer[T]
+	if ctx.Err() != nil {
+		return a.Result, a.Meta, clientError(ctx)
+	}
 	p, err := c.newCall(op, body)
 	if err != nil {
 		return a.Result, a.Meta, err

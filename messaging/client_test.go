@@ -342,3 +342,28 @@ func BenchmarkExec(b *testing.B) {
 		}
 	}
 }
+
+// What is asked for with a context that has ended already is not done.
+func TestEndedContextSendsNothing(t *testing.T) {
+	t.Parallel()
+	b := newBed(t, map[string]messagingtest.Program{"say": say}, "w1")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := b.client.Destroy(ctx, b.target); sandbox.CodeOf(err) != sandbox.Canceled {
+		t.Errorf("destroy: %v", err)
+	}
+	p, err := b.client.Exec(ctx, b.target, sandbox.Command{ID: "never", Shell: "say"})
+	if sandbox.CodeOf(err) != sandbox.Canceled {
+		t.Errorf("exec: %v", err)
+	}
+	p.Close() // and does not wait for what never began
+	if _, err := b.client.Dial(ctx, b.target, 80); sandbox.CodeOf(err) != sandbox.Canceled {
+		t.Errorf("dial: %v", err)
+	}
+	if _, err := b.client.Get(t.Context(), b.target); err != nil {
+		t.Errorf("after a destroy that was not sent: %v", err)
+	}
+	if _, err := b.client.Follow(t.Context(), b.target, "never", messaging.FollowOptions{}); sandbox.CodeOf(err) != sandbox.NotFound {
+		t.Errorf("follow a command that was not sent: %v", err)
+	}
+}

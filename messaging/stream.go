@@ -92,8 +92,12 @@ func (c *Client) newStream(area Area, name sandbox.Name, id string, deadline tim
 }
 
 // start opens the stream and waits until it has started, failed, or ctx ended,
-// which closes it.
+// which closes it. With a ctx that has ended already nothing is sent.
 func (s *stream) start(ctx context.Context) error {
+	if ctx.Err() != nil {
+		close(s.done)
+		return clientError(ctx)
+	}
 	go s.run()
 	select {
 	case <-s.up:
