@@ -89,12 +89,19 @@ func (h *HeldLock) renew(good time.Time, first time.Duration) {
 		case h.ctx.Err() != nil:
 			return
 		case lockGone(err) || time.Since(good) >= term:
-			h.cancel(errors.Join(ErrLockLost, err))
+			h.cancel(h.lost(err))
 			return
 		default:
 			wait = min(200*time.Millisecond, h.ttl/20)
 		}
 	}
+}
+
+// lost is what the work under the lock ends with: not with what the last renewal
+// met, which may be no more than a wait that was over.
+func (h *HeldLock) lost(cause error) error {
+	return sandbox.Errorf(sandbox.Fenced, "the lock of %s is lost: it was not renewed in time or was taken over; acquire it anew", h.lock.Tag).
+		Because("lock").From(sandbox.FromClient).Wrap(errors.Join(ErrLockLost, cause))
 }
 
 func (h *HeldLock) renewOnce(until time.Time) error {

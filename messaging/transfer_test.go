@@ -176,6 +176,11 @@ func TestLockIsGivenUpInSilence(t *testing.T) {
 	if d := time.Since(begin); d > 2*time.Second {
 		t.Fatalf("held for %s with a term of 2 s", d)
 	}
+	// The work under it is told of the loss, not of the renewal's own wait.
+	_, err = b.client.Run(held.Context(), info.Target(), sandbox.Command{Shell: "true"}, messaging.RunOptions{})
+	if !errors.Is(err, messaging.ErrLockLost) || sandbox.CodeOf(err) != sandbox.Fenced {
+		t.Fatalf("work under the lost lock ended with %v", err)
+	}
 }
 
 func TestWithSandboxDestroysAlways(t *testing.T) {
