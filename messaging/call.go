@@ -15,6 +15,9 @@ const (
 	copyAfter     = 3 * time.Second // without a word a copy is sent
 	maxCopies     = 10 * time.Minute
 	noWorkerTries = 4
+	// silentCopies to the worker that accepted, each answered at once by one that
+	// runs, are sent before another is asked.
+	silentCopies = 2
 )
 
 // pendingCall is one request from its first sending to its answer.
@@ -34,6 +37,7 @@ type pendingCall struct {
 	worker   WorkerID  // where the last copy went, or who accepted it
 	accepted WorkerID
 	copies   int
+	unheard  int // copies since the last word
 	refused  int // times that no worker was there
 }
 
@@ -167,7 +171,7 @@ func (p *pendingCall) patience() time.Duration {
 }
 
 func (p *pendingCall) accept(worker WorkerID) {
-	p.worker, p.accepted = worker, worker
+	p.worker, p.accepted, p.unheard = worker, worker, 0
 	if p.onAccept != nil {
 		p.onAccept(worker)
 	}
@@ -195,11 +199,14 @@ func (p *pendingCall) send(ctx context.Context) error {
 }
 
 // silent sends a copy: nobody has said a word for a while. The worker that
-// accepted the request recognises it; when that one is gone NATS says so.
+// accepted the request recognises it. When that one is gone NATS says so; one that is
+// stopped, or whose machine is, says nothing any more, and another is asked unless
+// the request may not be done twice.
 func (p *pendingCall) silent(ctx context.Context) error {
-	if p.accepted == "" {
+	p.unheard++
+	if p.accepted == "" || p.unheard > silentCopies && !p.about.once {
 		p.c.forgetWorker(p.name, p.worker)
-		p.worker = ""
+		p.worker, p.accepted = "", ""
 	}
 	return p.send(ctx)
 }

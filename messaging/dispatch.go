@@ -45,6 +45,7 @@ func (s *Server) take(m *nats.Msg) {
 		r.respond(nil, err)
 	case a.op == "":
 		s.takeVerb(a, r)
+	case !r.peer() && s.pulse.missed():
 	default:
 		s.admit(a, r)
 	}

@@ -96,6 +96,7 @@ type Server struct {
 	outputs  registry[*Output]
 	inputs   registry[*Input]
 	repeats  repeats
+	pulse    *pulse
 	handlers gate
 	own      sync.WaitGroup // the server's own goroutines
 
@@ -110,7 +111,7 @@ func NewServer(cfg Config) (*Server, error) {
 		return nil, err
 	}
 	s := &Server{
-		cfg: cfg, inbox: cfg.Conn.NewInbox(),
+		cfg: cfg, inbox: cfg.Conn.NewInbox(), pulse: newPulse(),
 		requests: make(chan struct{}, cfg.Requests), streams: make(chan struct{}, cfg.Streams),
 	}
 	s.ctx, s.stop = context.WithCancelCause(context.Background())
@@ -137,6 +138,8 @@ func (s *Server) Start() error {
 		return fmt.Errorf("register the service: %w", err)
 	}
 	s.service = service
+	s.pulse.beat()
+	s.own.Go(s.feel)
 	if err := s.subscribeLocked(); err != nil {
 		return errors.Join(err, s.leaveLocked())
 	}
