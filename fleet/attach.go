@@ -71,7 +71,7 @@ func errSuspended() error {
 
 func errGone(rec kv.Record) error {
 	reason := "destroyed"
-	if rec.Last != nil {
+	if rec.Last != nil && rec.State == kv.Gone { // an earlier run's otherwise
 		reason = rec.Last.Reason
 	}
 	return sandbox.Errorf(sandbox.Gone, "the sandbox does not exist any more (%s); create it anew", reason).

@@ -16,8 +16,14 @@ import (
 // createFor bounds a create: the pull's three minutes, the start, the setup.
 const createFor = 15 * time.Minute
 
-// createFailed is the reason of a termination that left nothing to be gone.
-const createFailed = "create_failed"
+// The reasons of a create that left no sandbox.
+const (
+	// createFailed: the caller was told so for good. A copy of its request that is
+	// late makes nothing, since nobody waits for it.
+	createFailed = "create_failed"
+	// createUnfinished: nobody was told, or to ask again. A copy begins anew.
+	createUnfinished = "create_unfinished"
+)
 
 // cleanFor bounds the clean-up after a failed create.
 const cleanFor = 2 * time.Minute
@@ -116,7 +122,11 @@ func (b *box) failed(ctx context.Context, h sandbox.Handle, err error) error {
 	if why, ok := errors.AsType[*sandbox.Error](context.Cause(ctx)); ok {
 		err = why
 	}
-	b.abandon(ctx, h, err)
+	reason := createFailed
+	if sandbox.CodeOf(err).Retryable() || errors.Is(context.Cause(ctx), messaging.ErrStopping) {
+		reason = createUnfinished
+	}
+	b.abandon(ctx, h, err, reason)
 	return err
 }
 
@@ -125,14 +135,18 @@ func (b *box) failed(ctx context.Context, h sandbox.Handle, err error) error {
 func (b *box) existing(ctx context.Context, rec kv.Record, req *messaging.CreateRequest, requestID string) (done bool, err error) {
 	switch {
 	case !b.exists() || rec.State == kv.Gone:
-		if b.exists() && rec.RequestID == requestID && rec.Last != nil && rec.Last.Reason != createFailed {
-			return false, errGone(rec) // it was made, and destroyed since
+		if b.exists() && rec.RequestID == requestID && rec.Last != nil && rec.Last.Reason != createUnfinished {
+			return false, errGone(rec) // it was answered, and is over
 		}
 		return false, nil
 	case rec.RequestID == requestID && rec.State == kv.Creating:
 		// Its creator died before it answered: what it left is removed, and the
 		// create begins anew under a new generation.
 		return false, b.remove(ctx, rec)
+	case rec.RequestID == requestID && rec.State == kv.Destroying:
+		// What was made is being destroyed, or a failed create cleaned up: who does
+		// it, or inherits it, brings it to its end.
+		return false, errGone(rec)
 	case rec.RequestID == requestID:
 		return true, nil
 	case !req.Replace:
@@ -324,7 +338,7 @@ func (b *box) setup(ctx context.Context, s *agent.Session, i int, c sandbox.Setu
 //
 // A worker that was stopped for a while may find that the name belongs to
 // another generation by now; that one is not touched.
-func (b *box) abandon(ctx context.Context, h sandbox.Handle, cause error) {
+func (b *box) abandon(ctx context.Context, h sandbox.Handle, cause error, reason string) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), cleanFor)
 	defer cancel()
 	b.log.WarnContext(ctx, "create failed", "error", cause, "code", sandbox.CodeOf(cause))
@@ -335,7 +349,7 @@ func (b *box) abandon(ctx context.Context, h sandbox.Handle, cause error) {
 	b.spec = nil
 	b.mu.Unlock()
 	if rec := b.record(); rec.Handle.Generation == h.Generation && rec.Owner == string(b.w.id) {
-		err := b.removeAs(ctx, rec, createFailed)
+		err := b.removeAs(ctx, rec, reason)
 		if err == nil {
 			return
 		}

@@ -134,7 +134,7 @@ func (b *box) stuck(rec kv.Record) func(context.Context) error {
 		if time.Since(rec.Changed) < b.w.cfg.SweepGrace {
 			return nil // a repeat of the create may be on its way
 		}
-		act = func(ctx context.Context) error { return b.removeAs(ctx, b.record(), createFailed) }
+		act = func(ctx context.Context) error { return b.removeAs(ctx, b.record(), createUnfinished) }
 	default:
 		return nil
 	}

@@ -2,6 +2,8 @@ package fleet_test
 
 import (
 	"encoding/json"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -24,29 +26,7 @@ func TestLostCreateAnswer(t *testing.T) {
 	nc := messagingtest.Conn(t, r.srv)
 	ask := func(worker messaging.WorkerID, id string) (generation, code string) {
 		t.Helper()
-		m := nats.NewMsg(messaging.WorkerSubject("main", worker, messaging.OpCreate))
-		m.Header.Set(messaging.HeaderContent, "application/json")
-		m.Header.Set(messaging.HeaderRequest, id)
-		m.Data = []byte(`{"name":"lost"}`)
-		for {
-			got, err := nc.RequestMsg(m, 30*time.Second)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got.Header.Get(messaging.HeaderWord) != "" {
-				continue // that it was accepted
-			}
-			var a messaging.Answer
-			info := messaging.SandboxInfo{}
-			a.Result = &info
-			if err := json.Unmarshal(got.Data, &a); err != nil {
-				t.Fatal(err)
-			}
-			if a.Error != nil {
-				return "", string(a.Error.Code)
-			}
-			return info.Generation, ""
-		}
+		return askCreate(t, nc, worker, id, `{"name":"lost"}`)
 	}
 	workers := func(n int) []messaging.WorkerInfo {
 		t.Helper()
@@ -95,5 +75,61 @@ func TestLostCreateAnswer(t *testing.T) {
 	}
 	if objects, err := r.engine.List(t.Context()); err != nil || len(objects) != 1 {
 		t.Fatalf("%d sandboxes in the engine, %v", len(objects), err)
+	}
+}
+
+// A create that failed for good is not done by a copy of its request that comes
+// late, to a worker that knows nothing of it: nobody waits for the sandbox.
+func TestLateCopyOfFailedCreate(t *testing.T) {
+	t.Parallel()
+	r := newRig(t, 2, nil)
+	nc := messagingtest.Conn(t, r.srv)
+	marker := filepath.Join(t.TempDir(), "second")
+	body := `{"name":"late","setup":[{"shell":"test -e ` + marker + `"}]}`
+	workers, err := r.client.Workers(t.Context())
+	if err != nil || len(workers) != 2 {
+		t.Fatal(workers, err)
+	}
+	if _, code := askCreate(t, nc, workers[0].ID, "req-1", body); code != "start_failed" {
+		t.Fatalf("the create was answered with %q", code)
+	}
+	if err := os.WriteFile(marker, nil, 0o600); err != nil { // it would succeed now
+		t.Fatal(err)
+	}
+	if generation, code := askCreate(t, nc, workers[1].ID, "req-1", body); code != "gone" {
+		t.Errorf("the late copy was answered with %q %s", generation, code)
+	}
+	if objects, err := r.engine.List(t.Context()); err != nil || len(objects) != 0 {
+		t.Errorf("%d sandboxes in the engine, %v", len(objects), err)
+	}
+	if generation, code := askCreate(t, nc, workers[1].ID, "req-2", body); generation == "" {
+		t.Errorf("another request was answered with %s", code)
+	}
+}
+
+// askCreate sends one copy of a create to one worker.
+func askCreate(t *testing.T, nc *nats.Conn, worker messaging.WorkerID, id, body string) (generation, code string) {
+	t.Helper()
+	m := nats.NewMsg(messaging.WorkerSubject("main", worker, messaging.OpCreate))
+	m.Header.Set(messaging.HeaderContent, "application/json")
+	m.Header.Set(messaging.HeaderRequest, id)
+	m.Data = []byte(body)
+	for {
+		got, err := nc.RequestMsg(m, 30*time.Second)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got.Header.Get(messaging.HeaderWord) != "" {
+			continue // that it was accepted
+		}
+		var info messaging.SandboxInfo
+		a := messaging.Answer{Result: &info}
+		if err := json.Unmarshal(got.Data, &a); err != nil {
+			t.Fatal(err)
+		}
+		if a.Error != nil {
+			return "", string(a.Error.Code)
+		}
+		return info.Generation, ""
 	}
 }

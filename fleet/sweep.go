@@ -307,7 +307,7 @@ func (w *Worker) rebuildRecord(ctx context.Context, o sandbox.Object) error {
 		return err
 	}
 	// The claim ended before the agent knew whose the sandbox is: nobody was told.
-	return b.removeAs(ctx, b.record(), createFailed)
+	return b.removeAs(ctx, b.record(), createUnfinished)
 }
 
 // recordSteps looks at records that nobody looks after.
@@ -404,7 +404,7 @@ func (w *Worker) orphanStep(e *kv.Entry[kv.Record]) *step {
 			return nil
 		}
 		return &step{action("destroy", h.Tenant, h.Name, h.Generation, "its create was never finished"), adopt(func(ctx context.Context, b *box) error {
-			return b.destroyAs(ctx, createFailed)
+			return b.destroyAs(ctx, createUnfinished)
 		})}
 	case kv.Destroying:
 		return &step{action("destroy", h.Tenant, h.Name, h.Generation, "its destruction was never finished"), adopt(func(ctx context.Context, b *box) error {

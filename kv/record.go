@@ -72,7 +72,7 @@ type Record struct {
 // Termination says how a sandbox stopped.
 type Termination struct {
 	// Reason in a word: "suspended", "destroyed", "idle", "ttl", "gone",
-	// "restarted", "create_failed", "out_of_memory".
+	// "restarted", "create_failed", "create_unfinished", "out_of_memory".
 	Reason string    `json:"reason"`
 	At     time.Time `json:"at"`
 	By     string    `json:"by,omitempty"` // worker or request
