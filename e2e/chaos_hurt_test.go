@@ -112,7 +112,7 @@ func (c *chaos) stopInDestroy() {
 	limits := sandbox.Limits{MemoryMB: 128, Pids: 128}
 	old, err := c.client.Create(ctx, messaging.CreateRequest{Name: name, Limits: limits})
 	if err != nil {
-		c.ended("doomed: create", string(name), err)
+		c.unsure("doomed: create", name, err)
 		return
 	}
 	victim := c.processOf(old.Owner)
@@ -146,9 +146,11 @@ func (c *chaos) stopInDestroy() {
 // on, and looks whether the new one is as it was.
 func (c *chaos) successor(ctx context.Context, r messaging.CreateRequest, victim *process) {
 	defer victim.signal(syscall.SIGCONT)
+	began := time.Now()
 	info, err := c.client.Create(ctx, r)
+	c.since("doomed: replace", began)
 	if err != nil {
-		c.ended("doomed: replace", string(r.Name), err)
+		c.unsure("doomed: replace", r.Name, err)
 		return
 	}
 	box := info.Target()
@@ -171,7 +173,17 @@ func (c *chaos) successor(ctx context.Context, r messaging.CreateRequest, victim
 		c.count("doomed: successor untouched")
 	}
 	if _, err := c.client.Destroy(ctx, box); err != nil {
-		c.ended("doomed: destroy", string(r.Name), err)
+		c.unsure("doomed: destroy", r.Name, err)
+	}
+}
+
+// unsure notes an error of what makes or destroys a sandbox. Where the caller gave
+// up, only the name says what has become of it; a worker that answered that
+// it failed has left nothing.
+func (c *chaos) unsure(what string, name sandbox.Name, err error) {
+	c.ended(what, string(name), err)
+	if sandbox.AsError(err).Origin == sandbox.FromClient {
+		c.doubtful = append(c.doubtful, messaging.Target{Sandbox: name})
 	}
 }
 

@@ -34,7 +34,9 @@ type chaos struct {
 	// engines are the workers' ways to the engine.
 	engines map[*process]*engineLink
 	boxes   []messaging.Target
-	until   time.Time
+	// doubtful are the names that may have a sandbox or not: who asked gave up.
+	doubtful []messaging.Target
+	until    time.Time
 
 	mu     sync.Mutex                       // guards what follows
 	done   map[string]int                   // what was done, and how it ended

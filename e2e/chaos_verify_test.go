@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -25,7 +26,7 @@ func (c *chaos) verify() {
 	for _, box := range c.boxes {
 		c.effects(box)
 	}
-	for _, box := range c.boxes {
+	for _, box := range slices.Concat(c.boxes, c.doubtful) {
 		ctx, cancel := context.WithTimeout(c.t.Context(), patience)
 		_, err := c.client.Destroy(ctx, box)
 		cancel()
