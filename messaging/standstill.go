@@ -17,11 +17,11 @@ const (
 	drainFor = time.Second
 )
 
-// pulse notices that this process did not run for a while: it was stopped, or its
-// machine was. The requests that it finds then may be older than their callers'
-// patience, and nothing in them says so, since clocks differ: a create that is
-// carried out for nobody would leave a sandbox behind. They are dropped, and who
-// still waits sends a copy.
+// pulse notices that this process did not run for a while: it was stopped or frozen.
+// The requests that it finds then may be older than their callers' patience, and
+// nothing in them says so, since clocks differ: a create that is carried out for
+// nobody would leave a sandbox behind. They are dropped, and who still waits sends a
+// copy.
 type pulse struct {
 	began time.Time
 	last  atomic.Int64 // the last pulse, in ns since began
