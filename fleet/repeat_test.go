@@ -2,6 +2,7 @@ package fleet_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -28,26 +29,14 @@ func TestLostCreateAnswer(t *testing.T) {
 		t.Helper()
 		return askCreate(t, nc, worker, id, `{"name":"lost"}`)
 	}
-	workers := func(n int) []messaging.WorkerInfo {
-		t.Helper()
-		for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(20 * time.Millisecond) {
-			list, err := r.client.Workers(t.Context())
-			if err == nil && len(list) == n {
-				return list
-			}
-			if time.Now().After(deadline) {
-				t.Fatalf("workers: %v, %v; want %d", list, err, n)
-			}
-		}
-	}
-	first, code := ask(workers(1)[0].ID, "req-1")
+	first, code := ask(r.sees(1)[0].ID, "req-1")
 	if first == "" {
 		t.Fatal(code)
 	}
 	r.worker()
 	r.worker()
 	for _, n := range []int{3, 2} {
-		for _, w := range workers(n) {
+		for _, w := range r.sees(n) {
 			if again, code := ask(w.ID, "req-1"); again != first {
 				t.Errorf("the copy was answered with %q %s, want %q", again, code, first)
 			}
@@ -59,9 +48,9 @@ func TestLostCreateAnswer(t *testing.T) {
 			stop() // and with it what it remembers of its answers
 		}
 	}
-	before := workers(2)
+	before := r.sees(2)
 	r.worker() // one that remembers no answer
-	fresh := slices.DeleteFunc(workers(3), func(w messaging.WorkerInfo) bool {
+	fresh := slices.DeleteFunc(r.sees(3), func(w messaging.WorkerInfo) bool {
 		return slices.ContainsFunc(before, func(b messaging.WorkerInfo) bool { return b.ID == w.ID })
 	})
 	r.orphanAs(r.records(), "lost", kv.Creating) // its creator died half-way
@@ -86,10 +75,7 @@ func TestLateCopyOfFailedCreate(t *testing.T) {
 	nc := messagingtest.Conn(t, r.srv)
 	marker := filepath.Join(t.TempDir(), "second")
 	body := `{"name":"late","setup":[{"shell":"test -e ` + marker + `"}]}`
-	workers, err := r.client.Workers(t.Context())
-	if err != nil || len(workers) != 2 {
-		t.Fatal(workers, err)
-	}
+	workers := r.sees(2)
 	if _, code := askCreate(t, nc, workers[0].ID, "req-1", body); code != "start_failed" {
 		t.Fatalf("the create was answered with %q", code)
 	}
@@ -105,6 +91,17 @@ func TestLateCopyOfFailedCreate(t *testing.T) {
 	if generation, code := askCreate(t, nc, workers[1].ID, "req-2", body); generation == "" {
 		t.Errorf("another request was answered with %s", code)
 	}
+}
+
+// sees waits until the fleet has n workers and lists them.
+func (r *rig) sees(n int) (workers []messaging.WorkerInfo) {
+	r.t.Helper()
+	soon(r.t, 30*time.Second, fmt.Sprintf("%d workers show themselves", n), func() bool {
+		var err error
+		workers, err = r.client.Workers(r.t.Context())
+		return err == nil && len(workers) == n
+	})
+	return workers
 }
 
 // askCreate sends one copy of a create to one worker.

@@ -287,10 +287,7 @@ func TestCreatesGoWhereThereIsRoom(t *testing.T) {
 	r := newRigOn(t, one, 1, func(c *fleet.Config) { c.Capacity.MemoryMB = 2048 })
 	r.engine = two
 	r.worker()
-	soon(t, 10*time.Second, "both show themselves", func() bool {
-		list, err := r.client.Workers(t.Context())
-		return err == nil && len(list) == 2
-	})
+	r.sees(2)
 	for i := range 4 {
 		_, err := r.client.Create(t.Context(), messaging.CreateRequest{Name: sandbox.Name(fmt.Sprintf("s%d", i)), Limits: sandbox.Limits{MemoryMB: 1024}})
 		if err != nil {
