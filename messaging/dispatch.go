@@ -46,6 +46,7 @@ func (s *Server) take(m *nats.Msg) {
 	case a.op == "":
 		s.takeVerb(a, r)
 	case !r.peer() && s.pulse.missed():
+		s.cfg.Log.Debug("request dropped after a standstill", "op", r.Op)
 	default:
 		s.admit(a, r)
 	}
